@@ -164,7 +164,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
                 f"in {shorten(slot)}, client must be a text, and round, batch, position and example whole numbers from 0 to "
                 "2**53 - 1"
             )
-    words = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
+    texts = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
     if beyond := [slot.example for slot in slots if slot.example >= examples]:
         raise ValueError(
@@ -175,7 +175,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
         raise ValueError(
             f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values instead of one for each of {examples} examples"
         )
-    return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **words, "slots": slots, "evidence": evidence}
+    return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **texts, "slots": slots, "evidence": evidence}
 
 
 def list_slots(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:

@@ -23,13 +23,13 @@ Follow = Callable[[Update, ChannelState, ChannelFacts], tuple[Update, ChannelSta
 """Maps (simulated update, simulated state before the round, known) to the expected message and the next state."""
 
 
-def _learn_nothing(seen: Update) -> ChannelFacts:
+def _learn_nothing(received: Update) -> ChannelFacts:
     return {}
 
 
-def compute_no_noise(seen: Update) -> Tensor:
-    """Return 0, the noise power of a defense without noise: a 0-d tensor with dtype and device of the update `seen`."""
-    return next(iter(seen.values())).new_zeros(())
+def compute_no_noise(received: Update) -> Tensor:
+    """Return 0, the noise power of a defense without noise: a 0-d tensor with dtype and device of the update `received`."""
+    return next(iter(received.values())).new_zeros(())
 
 
 class Channel(NamedTuple):
@@ -85,11 +85,11 @@ def compose_channels(*channels: Channel) -> Channel:
             after |= {f"{i}/{name}": t for name, t in own.items()}
         return update, after
 
-    def learn(seen: Update) -> ChannelFacts:
-        return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(seen).items()}
+    def learn(received: Update) -> ChannelFacts:
+        return {f"{i}/{name}": t for i, channel in enumerate(channels) for name, t in channel.learn(received).items()}
 
-    def compute_noise(seen: Update) -> Tensor:
-        return torch.stack([channel.noise(seen) for channel in channels]).sum()
+    def compute_noise(received: Update) -> Tensor:
+        return torch.stack([channel.noise(received) for channel in channels]).sum()
 
     return Channel(expect, learn, compute_noise, follow if any(channel.follow for channel in channels) else None)
 

@@ -106,10 +106,10 @@ def _shift_outputs(layers: Mapping[str, nn.Linear], shifts: Gradient) -> Iterato
     inputs: Gradient = {}
 
     def build_hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        def shift(layer: nn.Module, given: Any, output: Tensor) -> Tensor:
+        def shift(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
             if name in inputs or output.shape != shifts[name].shape:
                 raise _NotFactored
-            inputs[name] = given[0]
+            inputs[name] = args[0]
             return output + shifts[name]
 
         return shift

@@ -48,7 +48,7 @@ def dgc(
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
         bounded = update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))
-        share = compute_density(keep, int(state["round"]), warm_up_rounds)
+        share = _compute_density(keep, int(state["round"]), warm_up_rounds)
         sent: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {"round": state["round"] + 1}
         for name, d in bounded.items():
@@ -67,7 +67,7 @@ def dgc(
     return Defense(init, apply)
 
 
-def compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
+def _compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
     """Return the share of each tensor that is sent by a client that took part in `done` rounds before; larger in the warm-up.
 
     keep, warm_up_rounds: as in `dgc`.

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from defenses._registry import Choice, Registry
 from defenses.per_example import dp_sgd, fed_cdp
+from defenses.registry import Choice, Registry
 from defenses.rules import GradientRule, plain
 from defenses.soteria import soteria
 

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from defenses._registry import Choice, Registry
+from defenses.registry import Choice, Registry
 
 
 class PublicPool(Protocol):
@@ -26,12 +26,12 @@ class BatchTransform(NamedTuple):
 
     mix:    maps x (N, *shape) in [0, 1], soft labels y (N, K), a generator, and public examples or None to the x and y to train
             on, with the same shapes and ranges. Leaves x and y as they are, and draws from the generator.
-    least:  smallest batch size that an experiment may have with this transformation.
+    min_batch_size: smallest batch size that an experiment may have with this transformation.
     public: name of the data set of public examples that are mixed in; "" for none.
     """
 
     mix: Callable[[Tensor, Tensor, Generator, PublicPool | None], tuple[Tensor, Tensor]]
-    least: int = 1
+    min_batch_size: int = 1
     public: str = ""
 
 
@@ -59,7 +59,7 @@ def mixup(alpha: float = 0.4) -> BatchTransform:
         partner = torch.randperm(len(x), generator=rng, device=rng.device).to(x.device)
         return share * x + (1 - share) * x[partner], share * y + (1 - share) * y[partner]
 
-    return BatchTransform(mix, least=2)
+    return BatchTransform(mix, min_batch_size=2)
 
 
 def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransform:
@@ -81,8 +81,8 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransfor
     Source: Huang et al. 2020, "InstaHide: instance-hiding schemes for private distributed learning".
     """
     if type(k) is not int or not (3 if public else 1) <= k <= MAX_IMAGES:
-        least = "3 with public images" if public else "1"
-        raise ValueError(f"instahide: k must be a whole number from {least} to {MAX_IMAGES}, got {k!r}")
+        minimum = "3 with public images" if public else "1"
+        raise ValueError(f"instahide: k must be a whole number from {minimum} to {MAX_IMAGES}, got {k!r}")
     if not 0 <= flips <= 0.5:
         raise ValueError(f"instahide: flips must be in [0, 0.5], got {flips}")
     private = 2 if public else k
@@ -103,7 +103,7 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransfor
         mirrored = (torch.rand(x.shape, generator=rng, device=at) < flips).to(x.device)
         return torch.where(mirrored, 1 - mixed, mixed), labels
 
-    return BatchTransform(mix, least=2 if k > 1 and not public else 1, public=public)
+    return BatchTransform(mix, min_batch_size=2 if k > 1 and not public else 1, public=public)
 
 
 INPUTS: Registry[Callable[..., BatchTransform]] = Registry("defenses.inputs", {"mixup": mixup, "instahide": instahide})

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from defenses._registry import Choice, Registry
+from defenses.registry import Choice, Registry
 
 MAX_BOTTLENECK = 2**16
 """Largest number of random values in a variational bottleneck."""
@@ -156,7 +156,9 @@ def find_hidden(model: nn.Module) -> frozenset[str]:
     The gradients of these parameters depend more on the client's random draws than on its data.
     """
     blocks = [(name, m) for name, m in model.named_modules() if isinstance(m, StochasticModule) and m.hides]
-    return frozenset(f"{name}.{own}" if name else own for name, block in blocks for own, _ in block.named_parameters())
+    return frozenset(
+        f"{name}.{parameter}" if name else parameter for name, block in blocks for parameter, _ in block.named_parameters()
+    )
 
 
 def find_encoders(model: nn.Module) -> frozenset[str]:
@@ -166,7 +168,7 @@ def find_encoders(model: nn.Module) -> frozenset[str]:
     gradient and the features, whatever random values the bottleneck drew.
     """
     encoders = [f"{name}.encoder" if name else "encoder" for name, m in model.named_modules() if isinstance(m, Bottleneck)]
-    return frozenset(f"{encoder}.{own}" for encoder in encoders for own in ("weight", "bias"))
+    return frozenset(f"{encoder}.{parameter}" for encoder in encoders for parameter in ("weight", "bias"))
 
 
 def find_last_linear(model: nn.Module, outputs: Sequence[int] | None = None) -> str:

@@ -18,7 +18,7 @@ def draw_uniform(tensor: Tensor, rng: Generator) -> Tensor:
     return torch.rand(tensor.shape, generator=rng, device=rng.device, dtype=_promote_dtype(tensor)).to(tensor.device)
 
 
-def draw_laplace(tensor: Tensor, rng: Generator) -> Tensor:
+def _draw_laplace(tensor: Tensor, rng: Generator) -> Tensor:
     """Draw Laplace values of scale 1 with the shape, dtype and device of `tensor`, as differences of two exponentials."""
     drawn = torch.empty((2, *tensor.shape), device=rng.device, dtype=_promote_dtype(tensor)).exponential_(generator=rng)
     return (drawn[0] - drawn[1]).to(tensor.device, tensor.dtype)
@@ -38,7 +38,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     scope:  what `norm` and its number n of coordinates refer to: "global": the whole update; "tensor": each tensor.
     Source: Dwork & Roth 2014, section 3.5.3; with snr_db Yue et al. 2022, equation 18.
     """
-    check_gaussian(std, snr_db, scope)
+    _check_gaussian(std, snr_db, scope)
 
     def add_noise(update: Update, rng: Generator) -> Update:
         noise = {name: draw_normal(update[name], rng) for name in sorted(update)}
@@ -52,7 +52,7 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     return stateless(add_noise)
 
 
-def check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
+def _check_gaussian(std: float | None, snr_db: float | None, scope: str) -> None:
     """Raise ValueError for arguments that `gaussian` does not accept.
 
     Exactly one of `std` (at least 0) and `snr_db` must be given, as a finite number; `scope` must be "tensor" or "global".
@@ -84,7 +84,7 @@ def laplace(scale: float) -> Defense:
         raise ValueError(f"laplace: scale must be finite and not negative, got {scale}")
 
     def add_noise(update: Update, rng: Generator) -> Update:
-        noise = {name: draw_laplace(update[name], rng) for name in sorted(update)}
+        noise = {name: _draw_laplace(update[name], rng) for name in sorted(update)}
         return {name: t + scale * noise[name] for name, t in update.items()}
 
     return stateless(add_noise)

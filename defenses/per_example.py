@@ -71,10 +71,10 @@ class _FixedNoise(NamedTuple):
         """Return the standard deviation of the noise on the mean gradient of `size` examples: 0-d tensors by parameter name."""
         return {name: g.new_full((), self.std / size) for name, g in mean.items()}
 
-    def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
-        """Return the expected squared norm of the noise in the update `seen`: the sum over the client's local steps."""
+    def compute_power(self, received: Update, steps: Sequence[LocalStep]) -> Tensor:
+        """Return the expected squared norm of the noise in the update `received`: the sum over the client's local steps."""
         of_one = sum((step.share * self.std / step.size) ** 2 for step in steps)
-        return compute_no_noise(seen) + of_one * sum(u.numel() for u in seen.values())
+        return compute_no_noise(received) + of_one * sum(u.numel() for u in received.values())
 
 
 class _RelativeNoise(NamedTuple):
@@ -92,10 +92,10 @@ class _RelativeNoise(NamedTuple):
             name: (self.ratio * (_compute_mean_square({name: g}) if self.by_tensor else every)).sqrt() for name, g in mean.items()
         }
 
-    def compute_power(self, seen: Update, steps: Sequence[LocalStep]) -> Tensor:
+    def compute_power(self, received: Update, steps: Sequence[LocalStep]) -> Tensor:
         """Estimate the expected squared norm of the noise in the received update, assuming equal gradients in all local steps."""
         ratio = self.ratio * sum(step.share**2 for step in steps) / sum(step.share for step in steps) ** 2
-        return compute_no_noise(seen) + ratio / (1 + ratio) * sum(u.square().sum() for u in seen.values())
+        return compute_no_noise(received) + ratio / (1 + ratio) * sum(u.square().sum() for u in received.values())
 
 
 def _make_rule(clip: Callable[[Gradient], Update], noise: _FixedNoise | _RelativeNoise) -> GradientRule:
@@ -113,7 +113,7 @@ def _make_rule(clip: Callable[[Gradient], Update], noise: _FixedNoise | _Relativ
         return compute_clipped_mean(clip, problem, weights, x, y)[0]
 
     def make_channel(facts: TrainingContext) -> Channel:
-        return Channel(lambda update, known: update, noise=lambda seen: noise.compute_power(seen, facts.steps))
+        return Channel(lambda update, known: update, noise=lambda received: noise.compute_power(received, facts.steps))
 
     return GradientRule(compute_gradient, expect_gradient, make_channel, separate=True)
 

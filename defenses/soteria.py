@@ -80,8 +80,8 @@ def choose_kept(scores: Tensor, prune: float) -> Tensor:
 
 
 def _make_channel(weight: str) -> Channel:
-    def learn(seen: Update) -> ChannelFacts:
-        return {"columns": (seen[weight] != 0).any(dim=0).to(seen[weight].dtype)}
+    def learn(received: Update) -> ChannelFacts:
+        return {"columns": (received[weight] != 0).any(dim=0).to(received[weight].dtype)}
 
     def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: u * known["columns"] if name == weight else u for name, u in update.items()}

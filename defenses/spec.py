@@ -7,8 +7,6 @@ from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 from defenses import channels, papers
-from defenses._registry import Registry, calls
-from defenses._registry.calls import Step
 from defenses.base import Defense, chain
 from defenses.channel import Channel, compose_channels
 from defenses.clipping import clip, clip_each
@@ -16,6 +14,8 @@ from defenses.combinators import in_gradient_units
 from defenses.dgc import dgc
 from defenses.noise import gaussian, laplace
 from defenses.quantisation import qsgd, sign, uniform
+from defenses.registry import Registry, calls
+from defenses.registry.calls import Step
 from defenses.selection import masked, withhold
 from defenses.sparsification import gradient_dropout, prune, random_k, top_k
 

@@ -11,7 +11,7 @@ from attacker.attacks.answers import find_problems
 from attacker.attacks.base import explain_refusal
 from attacker.replay.cases import find_bad_numbers
 from attacker.replay.replay import Replay
-from defenses._registry import references
+from defenses.registry import references
 from fedleak.federations import find_run
 from fedleak.results import AttackResult, ReconstructionFiles
 from fedsim.recording import Observation, Recording

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import Recording, find_recording
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(
     from fedsim.config.experiment import Experiment, admit_code, read, validate
 
     if isinstance(experiment, Path | str):
-        resolved = read(Path(experiment), list(overrides.items()), own=True)
+        resolved = read(Path(experiment), list(overrides.items()), trusted=True)
     elif isinstance(experiment, Experiment):
         resolved = validate({**tomllib.loads(experiment.to_toml()), **overrides}, source="experiment")
     else:
@@ -85,7 +85,7 @@ def report(*runs: "Recording | Path | str", out: Path | str | None = None) -> Pa
 
     if not runs:
         raise ValueError("give at least one recording or run to report on")
-    folders = [find_run(one) if isinstance(one, Recording) else Path(one) for one in runs]
+    folders = [find_run(run) if isinstance(run, Recording) else Path(run) for run in runs]
     return build(folders, None if out is None else Path(out))
 
 
@@ -118,7 +118,7 @@ def audit(
     if model is not None:
         models.admit(model, name=opened.manifest.model.name)
     own = opened.folder.parent / "truth"
-    folders = [Path(one) for one in truth] if truth is not None else [own] if own.is_dir() else []
+    folders = [Path(folder) for folder in truth] if truth is not None else [own] if own.is_dir() else []
     return audit_run(opened.folder, seconds=seconds, truth=folders, model=model)
 
 

@@ -80,7 +80,7 @@ def to_png(figure: "Figure") -> bytes:
     return buffer.getvalue()
 
 
-def to_html(words: str, picture: bytes | None) -> str:
-    """Return HTML for a notebook: `words`, which are HTML already, and a PNG image below them. None: no image."""
+def to_html(text: str, picture: bytes | None) -> str:
+    """Return HTML for a notebook: `text`, which is HTML already, and a PNG image below them. None: no image."""
     shown = "" if picture is None else f'<br><img src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
-    return f"<div><code>{words}</code>{shown}</div>"
+    return f"<div><code>{text}</code>{shown}</div>"

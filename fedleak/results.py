@@ -60,13 +60,13 @@ class AttackResult:
     @property
     def x(self) -> Tensor:
         """Reconstructed examples of all cases, (N, *shape), not clamped to [0, 1]."""
-        found = [one.x for one in self.reconstructions]
+        found = [reconstruction.x for reconstruction in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, *self.data.shape)
 
     @property
     def y(self) -> Tensor:
         """Reconstructed labels of all cases, (N,) int64, in the order of `x`."""
-        found = [one.y for one in self.reconstructions]
+        found = [reconstruction.y for reconstruction in self.reconstructions]
         return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -82,16 +82,16 @@ class AttackResult:
         return import_pandas().DataFrame(
             [
                 {
-                    "case": one.case,
+                    "case": reconstruction.case,
                     "example": i,
-                    "label": int(one.y[i]),
-                    "confidence": float(one.confidence[i]),
-                    "explained": float("nan") if one.explained is None else float(one.explained[i]),
-                    "route": one.route,
-                    "seconds": one.seconds,
+                    "label": int(reconstruction.y[i]),
+                    "confidence": float(reconstruction.confidence[i]),
+                    "explained": float("nan") if reconstruction.explained is None else float(reconstruction.explained[i]),
+                    "route": reconstruction.route,
+                    "seconds": reconstruction.seconds,
                 }
-                for one in self.reconstructions
-                for i in range(len(one.x))
+                for reconstruction in self.reconstructions
+                for i in range(len(reconstruction.x))
             ]
         )
 
@@ -118,19 +118,19 @@ class AttackResult:
         return figures.to_html(escape(repr(self)), self._repr_png_())
 
 
-def _read_first(result: AttackResult, most: int) -> Tensor:
-    """Return the first `most` reconstructed examples, (N, *shape), reading only as many files as needed.
+def _read_first(result: AttackResult, limit: int) -> Tensor:
+    """Return the first `limit` reconstructed examples, (N, *shape), reading only as many files as needed.
 
     Raises ValueError if there are no reconstructions.
     """
     found: list[Tensor] = []
-    for one in result.reconstructions:
-        found.append(one.x)
-        if sum(map(len, found)) >= most:
+    for reconstruction in result.reconstructions:
+        found.append(reconstruction.x)
+        if sum(map(len, found)) >= limit:
             break
     if not found:
         raise ValueError(
             f"there is nothing to draw, since the attack {result.spec} reconstructed none of the observations; the attribute "
             "`failed` of the result lists the reasons"
         )
-    return torch.cat(found)[:most]
+    return torch.cat(found)[:limit]

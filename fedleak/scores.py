@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import AttackSpec
-from attacker.attacks.learned.perceptual import load_or_explain
+from attacker.attacks.learned.perceptual import load_lpips
 from attacker.report.pairs import read_pair_tensors
 from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
 from attacker.scoring.comparison import compare_examples
@@ -150,7 +150,7 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
             f"x must hold the images in [0, 1], before normalisation with mean and std, got values from {float(x.min()):.3g} to "
             f"{float(x.max()):.3g}; divide 8-bit images by 255"
         )
-    compared = compare_examples(found, x, labels, result.data, lpips=load_or_explain(result.data))
+    compared = compare_examples(found, x, labels, result.data, lpips=load_lpips(result.data))
     spec: AttackSpec = result.spec
     common = ScoreRow(
         source="memory",
@@ -181,7 +181,7 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
         if fields is not None:
             known["label_recovered_name"] = str(fields["label_recovered"])
         rows.append(replace(common, **known))
-    pairs = tuple((x[i], None if one is None else compared.x[one]) for i, one in enumerate(compared.assigned))
+    pairs = tuple((x[i], None if place is None else compared.x[place]) for i, place in enumerate(compared.assigned))
     return ScoreTable(rows=tuple(rows), data=result.data, pairs=pairs)
 
 

@@ -108,8 +108,8 @@ class TruthReader:
     def check_described(self) -> None:
         """Raise DamagedFile if `dataset.json` lacks the data set's name, arguments or content hash, or one has a wrong type."""
         if wrong := [key for key, kind in DATASET_KEYS.items() if not isinstance(self.dataset.get(key), kind)]:
-            words = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
-            raise DamagedFile(self.folder / "dataset.json", words)
+            problem = f"does not give the {wrong[0]} of the data set; copy the file that the clients wrote"
+            raise DamagedFile(self.folder / "dataset.json", problem)
 
     def read_used(self, round: int, attempt: int, client: str) -> RoundUsage:
         """Return the examples that a client used in one attempt at a round.
@@ -131,7 +131,9 @@ class TruthReader:
             return ()
         content = read_json(path)
         pairs = content.get("pairs") if isinstance(content, dict) else None
-        if not isinstance(pairs, list) or not all(isinstance(one, list) and len(one) == 2 and _are_counts(*one) for one in pairs):
+        if not isinstance(pairs, list) or not all(
+            isinstance(pair, list) and len(pair) == 2 and _are_counts(*pair) for pair in pairs
+        ):
             raise DamagedFile(path, "holds no pairs of examples; copy the file that the client wrote")
         return tuple((a, b) for a, b in pairs)
 

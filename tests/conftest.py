@@ -12,6 +12,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets the tests that run beside a cluster starve it
 LOCKS = Path(tempfile.gettempdir())
 SERIAL_MARKS = ("ray", "deploy")
 

@@ -124,7 +124,7 @@ def test_a_broken_package_hides_no_other_attack(plugged: None, monkeypatch: pyte
         EntryPoint(name="odd", value="fedleak_example.model:two_layers", group="attacker.attacks"),
         EntryPoint(name="first_layer", value="fedleak_example.attack:FirstLayer", group="attacker.attacks"),
     ]
-    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: EntryPoints(broken).select(**wanted))
+    monkeypatch.setattr("defenses.registry.registry.entry_points", lambda **wanted: EntryPoints(broken).select(**wanted))
     result = CliRunner().invoke(attacker, ["list", "--json"])
     names = {one["name"] for one in json.loads(result.stdout)}
     assert {"cpl", "first_layer"} <= names

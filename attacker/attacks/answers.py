@@ -62,20 +62,20 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
         found = f"a {type(answers).__name__} of {' and '.join(kinds)}" if kinds else type(answers).__name__
         return {case.key: f"{attack} must return a list of Reconstruction, one per case, got {found}" for case in cases}
     problems = {
-        case.key: words
+        case.key: fault
         for case in cases
         for answer in answers
-        if answer.case == case.key and (words := _find_fault(case, answer))
+        if answer.case == case.key and (fault := _find_fault(case, answer))
     }
     if any(answer.interrupted for answer in answers):
-        return {key: f"{attack}: {words}" for key, words in problems.items()}
+        return {key: f"{attack}: {fault}" for key, fault in problems.items()}
     answered = {answer.case for answer in answers}
     others = sorted(answered - {case.key for case in cases})
     hint = f"; one has case={others[0]!r}, which is the key of no attacked case" if others else ""
     for case in cases:
         if case.key not in answered:
             problems[case.key] = f"no reconstruction was returned for this case{hint}; return one per case, with case=case.key"
-    return {key: f"{attack}: {words}" for key, words in problems.items()}
+    return {key: f"{attack}: {fault}" for key, fault in problems.items()}
 
 
 def _find_fault(case: Case, answer: Reconstruction) -> str:

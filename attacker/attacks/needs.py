@@ -61,7 +61,7 @@ class Need(Enum):
         if self is Need.SAME_CLIENT:
             return len({observation.client for observation in case.observations}) == 1
         if self is Need.UNNAMED:
-            return all(one.client == UNNAMED_CLIENT and not one.cohort for one in case.observations)
+            return all(observation.client == UNNAMED_CLIENT and not observation.cohort for observation in case.observations)
         if self is Need.NUM_EXAMPLES:
             return bool(first.num_examples)
         if self is Need.FEW_EXAMPLES:

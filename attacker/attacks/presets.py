@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from defenses._registry import suggest_name
+from defenses.registry import suggest_name
 from fedsim import models
 from fedsim.recording.observation import DataSpec, ModelSpec
 

@@ -18,7 +18,7 @@ from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rga
 from attacker.attacks.papers.feature_reconstruction import feature_reconstruction
 from attacker.attacks.papers.matching import cpl, dlg, idlg, inverting_gradients
 from attacker.attacks.papers.rog import rog
-from defenses._registry import Registry, bind_arguments
+from defenses.registry import Registry, bind_arguments
 
 ATTACKS: Registry[Callable[..., Attack]] = Registry(
     "attacker.attacks",

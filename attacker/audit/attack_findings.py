@@ -135,7 +135,7 @@ class AuditedAttack:
             psnr=summary.psnr.value if summary.psnr else None,
             null_psnr=summary.null.psnr.value if summary.null and summary.null.psnr else None,
             efficiency=summary.efficiency,
-            leaked=tuple(one.title for one in verdict.leaked) if verdict else (),
+            leaked=tuple(comparison.title for comparison in verdict.leaked) if verdict else (),
             picture=(best.pair or "") if best else "",
         )
 
@@ -147,16 +147,18 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str]) -> 
     cases: keys of the cases to count; those without a reconstruction add 0.
     """
     found = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
-    notes = [note for one in found for note in one.notes if note.startswith("confidence is undecided")]
-    far = [one.x[_is_right_but_outside(one)] for one in found]
+    notes = [note for answer in found for note in answer.notes if note.startswith("confidence is undecided")]
+    far = [answer.x[_is_right_but_outside(answer)] for answer in found]
     values = torch.cat([x.flatten() for x in far]) if far else torch.zeros(0)
-    shares = [share for one in found if one.explained is not None for share in one.explained.tolist() if not isnan(share)]
+    shares = [
+        share for answer in found if answer.explained is not None for share in answer.explained.tolist() if not isnan(share)
+    ]
     return AuditedAttack(
         spec=spec,
         updates=updates,
-        confident=sum(int((one.confidence >= MIN_CONFIDENCE).sum()) for one in found),
-        likely=sum(int(((one.confidence >= MIN_LIKELY) & (one.confidence < MIN_CONFIDENCE)).sum()) for one in found),
-        undecided=sum(int(one.confidence.isnan().sum()) for one in found),
+        confident=sum(int((answer.confidence >= MIN_CONFIDENCE).sum()) for answer in found),
+        likely=sum(int(((answer.confidence >= MIN_LIKELY) & (answer.confidence < MIN_CONFIDENCE)).sum()) for answer in found),
+        undecided=sum(int(answer.confidence.isnan().sum()) for answer in found),
         doubt=notes[0] if notes else "",
         outside=sum(map(len, far)),
         outside_values=(float(values.min()), float(values.max())) if len(values) else None,
@@ -193,10 +195,10 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
-    for one in attacks:
-        if one.failed:
-            yield NotChecked(rule=ATTACK_RULE, reason=f"{one.spec} {one.failure_words}", kind="inconclusive")
-    attacks = [one for one in attacks if one.has_answer]
+    for attack in attacks:
+        if attack.failed:
+            yield NotChecked(rule=ATTACK_RULE, reason=f"{attack.spec} {attack.failure_words}", kind="inconclusive")
+    attacks = [attack for attack in attacks if attack.has_answer]
     if not attacks:
         yield NotChecked(rule=RECOVERED_RULE, reason=NO_ANSWER, kind="inconclusive")
         return
@@ -206,7 +208,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
     if found is None:
-        reason = "; ".join(f"{one.spec}: {one.words}" for one in attacks)
+        reason = "; ".join(f"{attack.spec}: {attack.words}" for attack in attacks)
         yield NotChecked(rule=RECOVERED_RULE, reason=reason, kind="inconclusive")
         return
     rule, grade, title = found
@@ -231,7 +233,7 @@ def _title_recovered(strongest: AuditedAttack) -> str:
 
 
 def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckResult:
-    strongest = max(attacks, key=lambda one: one.confident)
+    strongest = max(attacks, key=lambda attack: attack.confident)
     if strongest.confident:
         return Finding(
             rule=RECOVERED_RULE,
@@ -242,7 +244,7 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
             "they are recovered. The true examples to compare them with were not given (--truth).",
             advice=advice,
         )
-    far = max(attacks, key=lambda one: one.outside)
+    far = max(attacks, key=lambda attack: attack.outside)
     if far.outside and far.outside_values:
         least, most = far.outside_values
         return Finding(
@@ -255,8 +257,12 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
             advice="State the clients' normalisation as mean and std of the data: (x - mean) / std, x from 0 to 1 (for inputs "
             "from 0 to 255, std is 1/255), record or import again, and repeat the audit.",
         )
-    likely = [f"{one.likely} of {one.spec}" for one in attacks if one.likely]
-    undecided = [f"{one.undecided} of {one.spec}{f' ({one.doubt})' * bool(one.doubt)}" for one in attacks if one.undecided]
+    likely = [f"{attack.likely} of {attack.spec}" for attack in attacks if attack.likely]
+    undecided = [
+        f"{attack.undecided} of {attack.spec}{f' ({attack.doubt})' * bool(attack.doubt)}"
+        for attack in attacks
+        if attack.undecided
+    ]
     reason = (
         f"whether examples leak is not known: no attack returned an example with a confidence of at least {MIN_CONFIDENCE:g}"
         ", and the true examples to compare with were not given (--truth)"
@@ -265,7 +271,7 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
         reason += f"; reconstructions with a lower confidence, but of at least {MIN_LIKELY:g}: {', '.join(likely)}"
     if undecided:
         reason += f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(undecided)}"
-    shares = [one.explained for one in attacks if one.explained is not None]
+    shares = [attack.explained for attack in attacks if attack.explained is not None]
     if shares and max(shares) < MIN_FITTING:
         reason += (
             f"; no answer explains more than {max(shares):.0%} of an update's gradient: the attacks had too little time, or "
@@ -286,7 +292,7 @@ def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | N
     return max(attacks, key=_measure_strength, default=None)
 
 
-def _measure_strength(one: AuditedAttack) -> tuple[int, int, int]:
+def _measure_strength(attack: AuditedAttack) -> tuple[int, int, int]:
     """Return a sort key, larger for stronger attacks: rank of the outcome, number of recovered examples, number of leaks."""
     outcomes = ("no verdict", "not distinguishable from the null at this sample", "partly leaked", "recovered")
-    return outcomes.index(one.outcome), one.recovered, len(one.leaked)
+    return outcomes.index(attack.outcome), attack.recovered, len(attack.leaked)

@@ -55,35 +55,35 @@ class AttackRuns:
                  attack and its null may take what is left of it without the expected time of later attacks, or an equal share
                  of it if that is more. What still runs after that is stopped.
         """
-        planned = [one for one in plan if isinstance(one, PlannedAttack)]
+        planned = [step for step in plan if isinstance(step, PlannedAttack)]
         left = max(seconds, MIN_SECONDS)
-        for one in plan:
-            if isinstance(one, NotChecked):
-                self.left_out.append(one)
+        for step in plan:
+            if isinstance(step, NotChecked):
+                self.left_out.append(step)
                 continue
-            later = planned[planned.index(one) + 1 :]
+            later = planned[planned.index(step) + 1 :]
             if self.attacks and self.attacks[-1].recovers_all:
-                self._leave_out(f"{one.spec} is not needed: {self.attacks[-1].spec} recovered every example")
-            elif one is not planned[0] and left <= MIN_LEFT_SHARE * one.core_seconds:
+                self._leave_out(f"{step.spec} is not needed: {self.attacks[-1].spec} recovered every example")
+            elif step is not planned[0] and left <= MIN_LEFT_SHARE * step.core_seconds:
                 self._leave_out(
-                    f"{one.spec} {NOT_STARTED}: it is expected to take {one.core_seconds:.0f} seconds, and earlier attacks "
+                    f"{step.spec} {NOT_STARTED}: it is expected to take {step.core_seconds:.0f} seconds, and earlier attacks "
                     f"left {max(left, 0):.0f} of the budget of {seconds:.0f} seconds"
                 )
             else:
                 allowed = max(left - sum(other.core_seconds for other in later), left / (1 + len(later)))
-                left -= self._attack(one, allowed)
+                left -= self._attack(step, allowed)
 
-    def _attack(self, one: PlannedAttack, allowed: float) -> float:
+    def _attack(self, planned: PlannedAttack, allowed: float) -> float:
         """Run an attack and, with a scorer, its null, store the result, and return the seconds that they took.
 
         allowed: seconds for both. The null's expected share of it is kept for the null.
         """
-        attack, null = (one.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
+        attack, null = (planned.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
         cases, started = attack.plan.cases, monotonic()
-        kept = min(0.5, max(MIN_NULL_SHARE, one.null_share)) if self.scorer is not None else 0.0
+        kept = min(0.5, max(MIN_NULL_SHARE, planned.null_share)) if self.scorer is not None else 0.0
         done, cut = self._replay(attack, started + (1 - kept) * allowed)
         if done is not None and done.reuse:
-            self._leave_out(f"{one.spec}: {done.reuse}")
+            self._leave_out(f"{planned.spec}: {done.reuse}")
         took = monotonic() - started
         finished = cases if not cut else _list_finished(attack, cases)
         null_cut = False
@@ -93,13 +93,17 @@ class AttackRuns:
                 finished = [case for case in finished if case in _list_finished(null, cases)]
         seconds = monotonic() - started
         if cut or null_cut:
-            self._leave_out(_explain_cut(one, cases, finished, took if cut else seconds, null=not cut))
+            self._leave_out(_explain_cut(planned, cases, finished, took if cut else seconds, null=not cut))
         if finished:
             rows = {(row.round, row.client) for case in finished for row in case.rows}
-            one = one if not (cut or null_cut) else replace(one, rows=tuple(r for r in one.rows if (r.round, r.client) in rows))
-            result = self._build_result(one, [case.key for case in finished], [attack.folder, null.folder])
+            planned = (
+                planned
+                if not (cut or null_cut)
+                else replace(planned, rows=tuple(r for r in planned.rows if (r.round, r.client) in rows))
+            )
+            result = self._build_result(planned, [case.key for case in finished], [attack.folder, null.folder])
             failed = done.failed if done is not None else _read_failures(attack, finished)
-            count, reason = describe_failures(one.rows, finished, failed)
+            count, reason = describe_failures(planned.rows, finished, failed)
             self.attacks.append(replace(result, failed=count, failure=reason))
         return seconds
 
@@ -137,10 +141,10 @@ def _read_failures(replay: Replay, cases: Sequence[PlannedCase]) -> dict[str, st
 
 
 def _explain_cut(
-    one: PlannedAttack, cases: Sequence[PlannedCase], finished: Sequence[PlannedCase], seconds: float, *, null: bool
+    planned: PlannedAttack, cases: Sequence[PlannedCase], finished: Sequence[PlannedCase], seconds: float, *, null: bool
 ) -> str:
     """Return that an attack or its null was stopped, after how many seconds, and on how many of its cases it is judged."""
-    who = f"the null of {one.spec}" if null else f"{one.spec}"
+    who = f"the null of {planned.spec}" if null else f"{planned.spec}"
     judged = f"it is judged on the {len(finished)} of {len(cases)} cases that were finished" if finished else "it has no verdict"
     return (
         f"{who} {STOPPED} {seconds:.0f} seconds, when its time was used up, and {judged}; repeat the audit to continue "

@@ -12,7 +12,7 @@ from attacker.audit.attack_runs import AttackRuns, RunReplay
 from attacker.audit.canary_checks import check_canaries
 from attacker.audit.defense_checks import check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
-from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, order, worst
+from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, find_worst_grade, order
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
@@ -61,12 +61,12 @@ class Audit:
     @property
     def grade(self) -> Grade:
         """Return the worst grade of the findings, or "none found" if there are none."""
-        return worst(self.findings)
+        return find_worst_grade(self.findings)
 
     @property
     def has_answer(self) -> bool:
         """Return whether an attack reconstructed at least one update. If not, the grade follows from the checks alone."""
-        return any(one.has_answer for one in self.attacks)
+        return any(attack.has_answer for attack in self.attacks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the audit, with its grade and `has_answer`, as a dict that can be written as JSON."""
@@ -81,8 +81,8 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     or if the weights of a round cannot be read.
     """
     sampled = _sample(recording)
-    problems = [find_bad_numbers(one) for one in sampled]
-    observations = [one for one, problem in zip(sampled, problems, strict=True) if not problem]
+    problems = [find_bad_numbers(observation) for observation in sampled]
+    observations = [observation for observation, problem in zip(sampled, problems, strict=True) if not problem]
     metrics = read_metrics(recording.folder.parent)
     found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
     recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
@@ -165,9 +165,9 @@ def audit(
     results += _list_other_attacks()
     return Audit(
         run=recording.manifest.name,
-        findings=tuple(order([one for one in results if isinstance(one, Finding)])),
-        passed=tuple(one for one in results if isinstance(one, PassedCheck)),
-        not_checked=tuple(one for one in results if isinstance(one, NotChecked)),
+        findings=tuple(order([result for result in results if isinstance(result, Finding)])),
+        passed=tuple(result for result in results if isinstance(result, PassedCheck)),
+        not_checked=tuple(result for result in results if isinstance(result, NotChecked)),
         attacks=tuple(runs.attacks),
         scored=scorer is not None,
         seconds=monotonic() - started,

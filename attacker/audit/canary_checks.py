@@ -90,4 +90,4 @@ def _has_gaussian_noise(recording: Recording) -> bool:
         find_noise(manifest.defense, tensors=tensors),
         find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors),
     )
-    return any(one.multiplier > 0 and one.family == "gaussian" for one in declared)
+    return any(noise.multiplier > 0 and noise.family == "gaussian" for noise in declared)

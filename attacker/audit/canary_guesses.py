@@ -119,18 +119,20 @@ def separate_canaries(inner: Tensor, products: Tensor) -> tuple[Tensor, float]:
     return estimate / deviations, float(correlation.square().sum() / len(correlation))
 
 
-def _compare_pairs(scorer: Scorer, seen: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+def _compare_pairs(scorer: Scorer, observation: Observation, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
     """Return `inner` and `products` of one update of one client, as in `separate_canaries`.
 
     pairs: for each canary, the data set indices of its first and its second version. What the canaries contribute on average, if
     each version is used with probability 1/2, is subtracted from the observed gradient. If the update has fewer examples than
     there are canaries, this contribution is first multiplied by the number of examples divided by the number of canaries.
     """
-    model = build_network(seen)
-    simulate = build_gradient(model, seen.data, seen.training.loss, seen.gradient.build())
-    weights = {name: seen.weights[name] for name, _ in model.named_parameters()}
-    received = convert_to_gradient({name: seen.update[name] for name in weights}, weights, seen.training, find_schedule(seen)[1])
-    count = max(1, seen.num_examples or 1)
+    model = build_network(observation)
+    simulate = build_gradient(model, observation.data, observation.training.loss, observation.gradient.build())
+    weights = {name: observation.weights[name] for name, _ in model.named_parameters()}
+    received = convert_to_gradient(
+        {name: observation.update[name] for name in weights}, weights, observation.training, find_schedule(observation)[1]
+    )
+    count = max(1, observation.num_examples or 1)
     x, y = scorer.data.train[[index for pair in pairs for index in pair]]
     each = torch.func.vmap(simulate, in_dims=(None, 0, 0), chunk_size=CHUNK_EXAMPLES)(weights, x[:, None], y[:, None])
     flat = torch.cat([each[name].detach().flatten(1) for name in sorted(each)], dim=1)

@@ -12,8 +12,8 @@ from attacker.audit.defense_outputs import (
     apply,
     count_levels,
     draw_like,
-    relative_change,
-    zero_share,
+    measure_change,
+    measure_zero_share,
 )
 from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from defenses.spec import DefenseSpec
@@ -57,7 +57,9 @@ def check_defense(observations: Sequence[Observation], signature: Signature | No
         reason = f"no property of the output of {spec} is known that can be checked"
         yield NotChecked(rule=NOT_APPLIED_RULE, reason=reason, kind="left out")
         return
-    wrong = {one.key: reason for one in observations if (reason := _difference(one, spec, signature))}
+    wrong = {
+        observation.key: reason for observation in observations if (reason := _explain_difference(observation, spec, signature))
+    }
     if wrong:
         key, reason = next(iter(wrong.items()))
         yield Finding(
@@ -88,9 +90,9 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     supports = [_find_support(apply(spec, draw_like(observations[0].update, seed), 0)) for seed in (1, 2)]
     if float((supports[0] == supports[1]).float().mean()) >= MIN_SAME_SUPPORT:
         return PassedCheck(rule=SUPPORT_RULE, evidence=f"the choice of coordinates by {spec} does not depend on the update")
-    recorded = [_find_support(one.update) for one in observations[:MAX_COMPARED]]
+    recorded = [_find_support(observation.update) for observation in observations[:MAX_COMPARED]]
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
-    chance = sum(float(one.float().mean()) for one in recorded) / len(recorded)
+    chance = sum(float(support.float().mean()) for support in recorded) / len(recorded)
     found = (
         f" Successive updates have {sum(common) / len(common):.0%} of the kept coordinates in common; by chance it would be "
         f"{chance:.0%}."
@@ -110,7 +112,7 @@ def _find_support(update: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([(tensor != 0).flatten() for tensor in update.values()])
 
 
-def _difference(observation: Observation, spec: DefenseSpec, signature: Signature) -> str:
+def _explain_difference(observation: Observation, spec: DefenseSpec, signature: Signature) -> str:
     """Return a relative clause on a property in which an update differs from outputs of the defense; "" if there is none.
 
     It is always "" for clients that send whole weights, whose rounding (`observation.rounding`) changes these properties.
@@ -118,12 +120,12 @@ def _difference(observation: Observation, spec: DefenseSpec, signature: Signatur
     update = observation.update
     if observation.rounding:  # the values of whole weights are rounded, and none is exactly zero
         return ""
-    if signature.idempotent and (change := relative_change(apply(spec, update, 0), update)) > 10 * MAX_UNCHANGED_DIFFERENCE:
+    if signature.idempotent and (change := measure_change(apply(spec, update, 0), update)) > 10 * MAX_UNCHANGED_DIFFERENCE:
         return f"which the defense would change by {change:.1%} of its norm"
-    if (zeros := zero_share(update)) < signature.zeros - ZERO_SLACK:
+    if (zeros := measure_zero_share(update)) < signature.zeros - ZERO_SLACK:
         return f"where {zeros:.1%} of the coordinates are zero instead of {signature.zeros:.1%}"
     levels = count_levels(update)
-    many = {name: levels[name] for name, most in signature.levels.items() if levels.get(name, 0) > LEVEL_SLACK * most}
+    many = {name: levels[name] for name, maximum in signature.levels.items() if levels.get(name, 0) > LEVEL_SLACK * maximum}
     if many:
         name, count = next(iter(many.items()))
         return f"where {name} has {count} distinct values instead of at most {signature.levels[name]}"
@@ -139,8 +141,8 @@ def _check_bound(observations: Sequence[Observation], spec: DefenseSpec, signatu
     """
     if not signature.idempotent or signature.zeros > ZERO_SLACK or signature.levels or observations[0].rounding:
         return
-    larger = [{name: BOUND_FACTOR * t for name, t in one.update.items()} for one in observations]
-    if all(relative_change(apply(spec, update, 0), update) < MAX_UNCHANGED_DIFFERENCE for update in larger):
+    larger = [{name: BOUND_FACTOR * t for name, t in observation.update.items()} for observation in observations]
+    if all(measure_change(apply(spec, update, 0), update) < MAX_UNCHANGED_DIFFERENCE for update in larger):
         yield Finding(
             rule=NEVER_BINDS_RULE,
             grade="low",

@@ -40,13 +40,13 @@ class Signature:
 
 def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     """Return the signature of a defense, measured on random updates with the shapes and sizes of `like`, see `draw_like`."""
-    idempotent, additive, zeros, last = True, True, 1.0, take_last_step(spec)
+    idempotent, additive, zeros, last = True, True, 1.0, _take_last_step(spec)
     levels, sizes = dict[str, int](), dict[str, int]()
     for draw in range(NUM_RANDOM_UPDATES):
         before = draw_like(like, draw)
         after = apply(spec, before, 10 + draw)
-        idempotent &= relative_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
-        zeros = min(zeros, zero_share(after))
+        idempotent &= measure_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
+        zeros = min(zeros, measure_zero_share(after))
         one, other = apply(last, after, 20 + draw), apply(last, after, 30 + draw)
         additive &= all(bool((one[name] != other[name]).all()) for name in after)
         for name, count in count_levels(after).items():
@@ -55,12 +55,12 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
     return Signature(idempotent, zeros, few, additive and zeros == 0 and not few)
 
 
-def take_last_step(spec: DefenseSpec) -> DefenseSpec:
+def _take_last_step(spec: DefenseSpec) -> DefenseSpec:
     """Return the last step of a defense alone; a defense that is an argument of this step is reduced to its last step, too."""
     if not spec.steps:
         return spec
     last = spec.steps[-1]
-    inner = tuple((key, take_last_step(value) if isinstance(value, DefenseSpec) else value) for key, value in last.arguments)
+    inner = tuple((key, _take_last_step(value) if isinstance(value, DefenseSpec) else value) for key, value in last.arguments)
     return DefenseSpec((replace(last, arguments=inner),))
 
 
@@ -73,7 +73,7 @@ def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
     return defense.apply(update, defense.init(update), Generator().manual_seed(seed))[0]
 
 
-def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
+def measure_noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[str, float]:
     """Return the declared standard deviation of the noise on each coordinate of an observed update, by tensor name.
 
     Only noise of the last step of the defense counts; without such noise, all deviations are 0. The expected squared norm of this
@@ -82,7 +82,7 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     differ only by their noise.
     seed: seed of these two draws. With different seeds for different updates, the errors of measurement are independent.
     """
-    last = take_last_step(spec)
+    last = _take_last_step(spec)
     first, second = apply(last, update, 2 * seed), apply(last, update, 2 * seed + 1)
     power = {name: float((first[name] - second[name]).double().square().sum()) / 2 for name in update}
     total = sum(power.values())
@@ -90,14 +90,14 @@ def noise_deviations(spec: DefenseSpec, update: Update, *, seed: int) -> dict[st
     return {name: (scale * power[name] / update[name].numel()) ** 0.5 for name in update}
 
 
-def relative_change(one: Update, other: Update) -> float:
+def measure_change(first: Update, other: Update) -> float:
     """Return the Euclidean norm of the difference of two updates, divided by the norm of `other`; 0 if `other` is 0."""
     norm = sum(float(t.double().square().sum()) for t in other.values())
-    change = sum(float((one[name].double() - t.double()).square().sum()) for name, t in other.items())
+    change = sum(float((first[name].double() - t.double()).square().sum()) for name, t in other.items())
     return (change / norm) ** 0.5 if norm else 0.0
 
 
-def zero_share(update: Update) -> float:
+def measure_zero_share(update: Update) -> float:
     """Return the share of all coordinates of an update that are exactly zero, in [0, 1]."""
     return sum(int((t == 0).sum()) for t in update.values()) / max(1, sum(t.numel() for t in update.values()))
 

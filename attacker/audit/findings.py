@@ -62,9 +62,9 @@ CheckResult = Finding | PassedCheck | NotChecked
 
 def order(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, the worst first; findings of one grade stay in their order."""
-    return sorted(findings, key=lambda one: -GRADES.index(one.grade))
+    return sorted(findings, key=lambda finding: -GRADES.index(finding.grade))
 
 
-def worst(findings: Sequence[Finding]) -> Grade:
+def find_worst_grade(findings: Sequence[Finding]) -> Grade:
     """Return the most severe grade of the findings, or "none found" if there are no findings."""
-    return max((one.grade for one in findings), key=GRADES.index, default="none found")
+    return max((finding.grade for finding in findings), key=GRADES.index, default="none found")

@@ -39,13 +39,13 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     of the losses, or on more examples than they report.
     """
     tested, reason, unread = [], "", 0
-    for one in observations[:MAX_UPDATES]:
+    for observation in observations[:MAX_UPDATES]:
         try:
-            counts = _estimate_counts(one)
+            counts = _estimate_counts(observation)
         except ValueError as error:
             reason = str(error)
             continue
-        if _are_numbers(counts, one.num_examples):
+        if _are_numbers(counts, observation.num_examples):
             tested.append(counts)
         else:
             unread += 1

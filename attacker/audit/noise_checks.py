@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chi2, gamma
 from torch import Tensor
 
-from attacker.audit.defense_outputs import Signature, noise_deviations
+from attacker.audit.defense_outputs import Signature, measure_noise_deviations
 from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from defenses.base import Tensors
 from fedsim.recording import Observation
@@ -55,9 +55,12 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
         yield NotChecked(rule=REUSED_RULE, reason=reason)
         return
     spec = observations[0].defenses
-    sizes = [noise_deviations(spec, one.update, seed=i) for i, one in enumerate(observations)]
-    scaled = [{n: t.double() / s[n] for n, t in one.update.items() if s[n]} for one, s in zip(observations, sizes, strict=True)]
-    tails = [_tails(one, values) for one, values in zip(observations, scaled, strict=True)]
+    sizes = [measure_noise_deviations(spec, observation.update, seed=i) for i, observation in enumerate(observations)]
+    scaled = [
+        {n: t.double() / s[n] for n, t in observation.update.items() if s[n]}
+        for observation, s in zip(observations, sizes, strict=True)
+    ]
+    tails = [_compute_tails(observation, values) for observation, values in zip(observations, scaled, strict=True)]
     pairs = list(combinations(range(min(len(observations), MAX_PAIRED)), 2))
     alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _correlate(tails[i], tails[k])]
     missing, quiet = _find_missing(scaled) or _find_small_tails(tails), _find_quiet(scaled)
@@ -99,8 +102,8 @@ def _find_missing(scaled: Sequence[Tensors]) -> str:
     """
     for name in scaled[0]:
         squares = torch.stack([values[name].square() for values in scaled])
-        least = max(1 - _margin(squares.numel()), _smallest_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
-        if float(squares.mean()) < least:
+        minimum = max(1 - _compute_margin(squares.numel()), _bound_power(squares.numel(), FALSE_ALARM_RATE) / squares.numel())
+        if float(squares.mean()) < minimum:
             size = float(squares.mean().sqrt())
             return f"{name}: root mean square {size:.2g} of the declared standard deviation of the noise"
         if exact := int((squares == 0).sum()):
@@ -117,7 +120,7 @@ def _find_quiet(scaled: Sequence[Tensors]) -> str:
     if len(scaled) < MIN_OBSERVATIONS:
         return ""
     total = sum(t.numel() for t in scaled[0].values())
-    threshold = _smallest_power(len(scaled), FALSE_ALARM_RATE / total)
+    threshold = _bound_power(len(scaled), FALSE_ALARM_RATE / total)
     powers = [torch.stack([values[name].square() for values in scaled]).sum(0) for name in scaled[0]]
     count = sum(int((power < threshold).sum()) for power in powers)
     return f"{count} of {total} coordinates hardly vary over {len(scaled)} updates" if count else ""
@@ -126,44 +129,44 @@ def _find_quiet(scaled: Sequence[Tensors]) -> str:
 def _find_small_tails(tails: Sequence[Tensors]) -> str:
     """Return evidence, as text, of the first weight with less noise than declared beyond its gradient's rank; "" if none.
 
-    tails: for each update, what `_tails` returns. All updates are taken together.
+    tails: for each update, what `_compute_tails` returns. All updates are taken together.
     """
     for name in tails[0]:
         squares = torch.cat([found[name] for found in tails if name in found]).square()
-        if float(squares.mean()) < 0.8 * (1 - _margin(len(squares))):
+        if float(squares.mean()) < 0.8 * (1 - _compute_margin(len(squares))):
             size = float(squares.mean().sqrt())
             return f"{name}: noise beyond the rank of the gradient has {size:.2g} of the declared standard deviation"
     return ""
 
 
-def _differ_too_little(one: Tensors, other: Tensors) -> bool:
+def _differ_too_little(first: Tensors, other: Tensors) -> bool:
     """Return whether some tensor of two updates differs less than two independent draws of the noise would.
 
-    one, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
+    first, other: the tensors of the two updates, divided by the standard deviation of the declared noise.
     """
-    for name in one.keys() & other.keys():
-        squares = (one[name] - other[name]).square() / 2
-        if float(squares.mean()) < 1 - _margin(squares.numel()):
+    for name in first.keys() & other.keys():
+        squares = (first[name] - other[name]).square() / 2
+        if float(squares.mean()) < 1 - _compute_margin(squares.numel()):
             return True
     return False
 
 
-def _correlate(one: Tensors, other: Tensors) -> bool:
+def _correlate(first: Tensors, other: Tensors) -> bool:
     """Return whether two updates share noise: whether their residuals in some weight are correlated more than chance explains.
 
-    one, other: what `_tails` returns for the two updates.
+    first, other: what `_compute_tails` returns for the two updates.
     """
-    for name in one.keys() & other.keys():
-        if len(one[name]) != len(other[name]):
+    for name in first.keys() & other.keys():
+        if len(first[name]) != len(other[name]):
             continue
-        both = torch.stack([one[name], other[name]])
+        both = torch.stack([first[name], other[name]])
         correlation = float(torch.corrcoef(both)[0, 1])
-        if correlation > max(MIN_CORRELATION, MISSING_SIGMAS / len(one[name]) ** 0.5):
+        if correlation > max(MIN_CORRELATION, MISSING_SIGMAS / len(first[name]) ** 0.5):
             return True
     return False
 
 
-def _smallest_power(count: int, probability: float) -> float:
+def _bound_power(count: int, probability: float) -> float:
     """Return a number that the sum of squares of `count` noise values of variance 1 falls below with at most this probability.
 
     The noise is Gaussian or Laplace; the smaller of the numbers for the two distributions is returned. The absolute values of
@@ -174,16 +177,17 @@ def _smallest_power(count: int, probability: float) -> float:
     return float(min(chi2.ppf(probability, count), laplace))
 
 
-def _margin(count: int) -> float:
+def _compute_margin(count: int) -> float:
     """Return by how much a mean of `count` squares may be below the noise's variance, as a share of it.
 
-    The declared variance is itself measured on `count` values (`noise_deviations`), which doubles the squared standard error.
+    The declared variance is itself measured on `count` values (`measure_noise_deviations`), which doubles the squared standard
+    error.
     """
     relative: float = (2 * (MAX_KURTOSIS - 1) / count) ** 0.5
     return MISSING_SIGMAS * relative
 
 
-def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
+def _compute_tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
     """Return, for each weight matrix, what is left of its update without the singular components that can hold the gradient.
 
     These are the r largest components. Here r is the largest rank that the gradient can have: the number of examples times the
@@ -203,12 +207,12 @@ def _tails(observation: Observation, scaled: Tensors) -> dict[str, Tensor]:
             continue
         u, s, v = torch.linalg.svd(values, full_matrices=False)
         tail = (u[:, rank:] * s[rank:]) @ v[rank:]
-        found[name] = tail.flatten() / _tail_power(values.shape, rank) ** 0.5
+        found[name] = tail.flatten() / _measure_tail_power(values.shape, rank) ** 0.5
     return found
 
 
 @cache
-def _tail_power(shape: torch.Size, rank: int) -> float:
+def _measure_tail_power(shape: torch.Size, rank: int) -> float:
     """Return the share of squared singular values beyond the `rank` largest, measured on one matrix of Gaussian noise."""
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     power = torch.linalg.svdvals(noise).square()

@@ -40,7 +40,7 @@ SUFFIXES = (".html", ".json", ".sarif", ".xml")
 
 def render(found: Audit, run: Path) -> str:
     """Return the audit as one HTML page, which holds its pictures. run: folder of the run, where the pictures are."""
-    shown = [one.picture for one in found.findings if one.picture]
+    shown = [finding.picture for finding in found.findings if finding.picture]
     return (
         make_environment("attacker.audit")
         .get_template("audit.html")
@@ -50,7 +50,7 @@ def render(found: Audit, run: Path) -> str:
             describe_change=describe_change,
             meanings=GRADE_MEANINGS,
             grades=GRADES,
-            pictures={file: _data_uri(run, file) for file in shown if not file.endswith(".json")},
+            pictures={file: _make_data_uri(run, file) for file in shown if not file.endswith(".json")},
             table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
         )
     )
@@ -85,23 +85,23 @@ def to_sarif(found: Audit) -> dict[str, Any]:
     Attacks that failed on at least one update are notifications. An audit in which no attack reconstructed an update is an
     unsuccessful execution.
     """
-    rules = {one.rule: one for one in found.findings}
+    rules = {finding.rule: finding for finding in found.findings}
     driver = {
         "name": "fedleak",
         "informationUri": "https://github.com/fedleak/fedleak",
-        "rules": [{"id": rule, "shortDescription": {"text": one.title}} for rule, one in rules.items()],
+        "rules": [{"id": rule, "shortDescription": {"text": finding.title}} for rule, finding in rules.items()],
     }
     results = [
         {
-            "ruleId": one.rule,
-            "level": SARIF_LEVELS[one.grade],
-            "message": {"text": f"{one.title} {one.evidence} {one.advice}"},
+            "ruleId": finding.rule,
+            "level": SARIF_LEVELS[finding.grade],
+            "message": {"text": f"{finding.title} {finding.evidence} {finding.advice}"},
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": "recording/manifest.json"}}}],
-            "properties": {"grade": one.grade},
+            "properties": {"grade": finding.grade},
         }
-        for one in found.findings
+        for finding in found.findings
     ]
-    notifications = [("warning", f"{one.spec} {one.failure_words}") for one in found.attacks if one.failed]
+    notifications = [("warning", f"{attack.spec} {attack.failure_words}") for attack in found.attacks if attack.failed]
     if not found.has_answer:
         notifications.append(("error", NO_ANSWER))
     invocation = {
@@ -131,9 +131,11 @@ def to_junit(found: Audit) -> str:
         skipped=str(len(found.not_checked)),
         time=f"{found.seconds:.1f}",
     )
-    for one in found.findings:
-        case = ElementTree.SubElement(suite, "testcase", classname="audit", name=one.rule)
-        ElementTree.SubElement(case, "failure", type=one.grade, message=one.title).text = f"{one.evidence} {one.advice}"
+    for finding in found.findings:
+        case = ElementTree.SubElement(suite, "testcase", classname="audit", name=finding.rule)
+        ElementTree.SubElement(
+            case, "failure", type=finding.grade, message=finding.title
+        ).text = f"{finding.evidence} {finding.advice}"
     if not found.has_answer:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name="attacks")
         ElementTree.SubElement(case, "error", message=NO_ANSWER)
@@ -149,7 +151,7 @@ def _read_table_row(run: Path, file: str) -> ExamplePair:
     return read_pair(run, file, Recording(run / "recording").manifest.data.columns)
 
 
-def _data_uri(run: Path, picture: str) -> str:
+def _make_data_uri(run: Path, picture: str) -> str:
     path = Path(picture)
     content = read_bytes(run, str(path), limit=MAX_PICTURE_BYTES)
     return f"data:image/png;base64,{b64encode(content).decode()}"

@@ -72,7 +72,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     recorded = recording.read_rows(on_damage=lambda error: None)
     rows = [row for row in recorded if row.status == "complete"]
     if not rows:
-        yield NotChecked(rule=ATTACK_RULE, reason=explain_no_update(recorded), kind="needs information")
+        yield NotChecked(rule=ATTACK_RULE, reason=_explain_no_update(recorded), kind="needs information")
         return
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
@@ -82,11 +82,11 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
         if reason:
             yield NotChecked(rule=ATTACK_RULE, reason=f"{name}: {reason}")
         else:
-            fitting.append(list(_sizes(recording, whole, out, nulls=nulls)))
+            fitting.append(list(_forecast_client_counts(recording, whole, out, nulls=nulls)))
     yield from _share_budget(fitting, seconds)
 
 
-def explain_no_update(rows: Sequence[Row]) -> str:
+def _explain_no_update(rows: Sequence[Row]) -> str:
     """Return that none of the recorded replies `rows` holds a complete update, with the reason of the first that failed."""
     failed = [row for row in rows if row.status == "failed"]
     why = f": {len(failed)} of {len(rows)} replies failed, the first because of: {failed[0].reason}" if failed else ""
@@ -96,14 +96,15 @@ def explain_no_update(rows: Sequence[Row]) -> str:
 def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) -> Iterator[PlannedAttack | NotChecked]:
     """Yield each attack on the most clients for which it fits into its share of the budget.
 
-    fitting: for each attack, the same attack on fewer and fewer clients, as `_sizes` yields it. If an attack does not fit on any
-    of these numbers of clients, a `NotChecked` is yielded for it; but the first attack then runs on the fewest clients.
+    fitting: for each attack, the same attack on fewer and fewer clients, as `_forecast_client_counts` yields it. If an attack
+    does not fit on any of these numbers of clients, a `NotChecked` is yielded for it; but the first attack then runs on the
+    fewest clients.
     seconds: budget on one core.
     """
     left = seconds
     for place, sizes in enumerate(fitting):
         share = left / (len(fitting) - place)
-        chosen = next((one for one in sizes if one.core_seconds <= share), None if place else sizes[-1])
+        chosen = next((size for size in sizes if size.core_seconds <= share), None if place else sizes[-1])
         if chosen is None:
             enough = _find_budget(fitting, place)
             reason = (
@@ -129,46 +130,46 @@ def _find_budget(fitting: Sequence[Sequence[PlannedAttack]], place: int) -> int:
     return ceil(min(before + need * later, len(fitting) * max(need, fitting[0][-1].core_seconds))) + 1
 
 
-def _fit(whole: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
+def _fit(planned: PlannedAttack, recording: Recording, out: Path) -> tuple[PlannedAttack, str]:
     """Return the attack, and why it does not suit the recording; "" if it does.
 
-    whole: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: the
+    planned: the attack as `_select` returns it. A joint attack that suits is returned with its updates in another order: the
     updates of the clients with the most usable rounds come first.
     """
-    joint = whole.spec.name in JOINT_ATTACKS
-    needs_rounds = joint and not (whole.spec.name == "agic" and _has_epochs(recording))
-    if needs_rounds and len(whole.rows) == len({row.client for row in whole.rows}):
-        return whole, _explain_single_rounds(whole)
-    if whole.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
-        return whole, "it is for compressed updates, and no compression is declared"
+    joint = planned.spec.name in JOINT_ATTACKS
+    needs_rounds = joint and not (planned.spec.name == "agic" and _has_epochs(recording))
+    if needs_rounds and len(planned.rows) == len({row.client for row in planned.rows}):
+        return planned, _explain_single_rounds(planned)
+    if planned.spec.name == "rog" and all(step.name in UNCOMPRESSED for step in recording.manifest.defense.steps):
+        return planned, "it is for compressed updates, and no compression is declared"
     if not joint:
-        return whole, _find_unmet_need(whole, recording)
-    cases = whole.replay(recording, out, null=False).plan.cases
+        return planned, _find_unmet_need(planned, recording)
+    cases = planned.replay(recording, out, null=False).plan.cases
     usable = {case.rows[0].client: len(case.rows) for case in cases if not case.reason}
     if not usable:
-        return whole, cases[0].reason
-    return replace(whole, rows=tuple(sorted(whole.rows, key=lambda row: -usable.get(row.client, 0)))), ""
+        return planned, cases[0].reason
+    return replace(planned, rows=tuple(sorted(planned.rows, key=lambda row: -usable.get(row.client, 0)))), ""
 
 
-def _explain_single_rounds(one: PlannedAttack) -> str:
+def _explain_single_rounds(planned: PlannedAttack) -> str:
     """Return why a joint attack does not suit updates that are all of different clients."""
-    several = len({row.round for row in one.rows}) > 1
-    if one.spec.name == "agic":
+    several = len({row.round for row in planned.rows}) > 1
+    if planned.spec.name == "agic":
         what = "only one round of each client" if several else "only one of each"
         return f"it needs several rounds or local epochs, and {what} is recorded"
     return f"it needs several rounds, and only one {'of each client ' if several else ''}is recorded"
 
 
-def _find_unmet_need(one: PlannedAttack, recording: Recording) -> str:
+def _find_unmet_need(planned: PlannedAttack, recording: Recording) -> str:
     """Return the first condition of an attack on single updates that its first update does not meet.
 
     It is "" if all are met, or if the update is damaged.
     """
     try:
-        case = Case((recording.read_observation(one.rows[0]),))
+        case = Case((recording.read_observation(planned.rows[0]),))
     except DamagedFile:  # the replay reports it
         return ""
-    return next(iter(find_unmet(one.spec.build(), case)), "")
+    return next(iter(find_unmet(planned.spec.build(), case)), "")
 
 
 def _has_epochs(recording: Recording) -> bool:
@@ -223,23 +224,23 @@ def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
     return _keep_clients(PlannedAttack(spec=spec, rows=tuple(own), core_seconds=0.0), CLIENT_COUNTS[0])
 
 
-def _keep_clients(one: PlannedAttack, count: int) -> PlannedAttack:
+def _keep_clients(planned: PlannedAttack, count: int) -> PlannedAttack:
     """Return the attack on the updates of `count` clients only, the first ones in `one.rows`."""
-    chosen = set(list(dict.fromkeys(row.client for row in one.rows))[:count])
-    return replace(one, rows=tuple(row for row in one.rows if row.client in chosen))
+    chosen = set(list(dict.fromkeys(row.client for row in planned.rows))[:count])
+    return replace(planned, rows=tuple(row for row in planned.rows if row.client in chosen))
 
 
-def _sizes(recording: Recording, whole: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
+def _forecast_client_counts(recording: Recording, planned: PlannedAttack, out: Path, *, nulls: bool) -> Iterator[PlannedAttack]:
     """Yield the attack, with its forecast time, on updates of up to 16, 8, 4, 2 and 1 clients (`CLIENT_COUNTS`), in this order.
 
-    A count is left out if the next smaller one includes all clients already. whole: the attack on all clients to choose from.
+    A count is left out if the next smaller one includes all clients already. planned: the attack on all clients to choose from.
     nulls: whether the time includes that of the null.
     """
-    clients = {row.client for row in whole.rows}
+    clients = {row.client for row in planned.rows}
     for count in CLIENT_COUNTS:
         if count > len(clients) and count > 1 and CLIENT_COUNTS[CLIENT_COUNTS.index(count) + 1] >= len(clients):
             continue
-        one = _keep_clients(whole, count)
-        attack = one.replay(recording, out, null=False).estimate_work().core_seconds
-        null = one.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
-        yield replace(one, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)
+        smaller = _keep_clients(planned, count)
+        attack = smaller.replay(recording, out, null=False).estimate_work().core_seconds
+        null = smaller.replay(recording, out, null=True).estimate_work().core_seconds if nulls else 0.0
+        yield replace(smaller, core_seconds=attack + null, null_share=null / (attack + null) if attack + null else 0.5 * nulls)

@@ -28,7 +28,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
     hardly anything.
     metrics: rows of metrics.jsonl.
     """
-    reported = [row for row in metrics if _reported(row) is not None]
+    reported = [row for row in metrics if _read_privacy(row) is not None]
     if not reported:
         yield NotChecked(
             rule=EPSILON_RULE,
@@ -36,35 +36,39 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
             kind="no guarantee",
         )
         return
-    if _unit(reported[-1]) == "example" and not _sizes(recording):
+    if _read_unit(reported[-1]) == "example" and not _list_reported_sizes(recording):
         reason = "the clients' numbers of examples are not recorded, which epsilon depends on"
         yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="needs information")
         return
-    low = [(row, expected) for row in reported if _value(row) < (1 - EPSILON_SLACK) * (expected := _expected(recording, row))]
+    low = [
+        (row, expected)
+        for row in reported
+        if _read_epsilon(row) < (1 - EPSILON_SLACK) * (expected := _compute_expected_epsilon(recording, row))
+    ]
     if not low:
         row = reported[-1]
-        evidence = f"epsilon {_value(row):.3g} after round {row['round']} is at least what the declared noise gives"
+        evidence = f"epsilon {_read_epsilon(row):.3g} after round {row['round']} is at least what the declared noise gives"
         yield PassedCheck(rule=EPSILON_RULE, evidence=evidence)
-        if _value(row) > MAX_MEANINGFUL_EPSILON:
+        if _read_epsilon(row) > MAX_MEANINGFUL_EPSILON:
             limit = f"above {MAX_MEANINGFUL_EPSILON:g} it promises hardly anything"
-            reason = f"epsilon {_value(row):.3g} is not understated, but {limit}"
+            reason = f"epsilon {_read_epsilon(row):.3g} is not understated, but {limit}"
             yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="no guarantee")
         return
     row, expected = low[-1]
-    values = {round(_value(one), 9) for one in reported}
+    values = {round(_read_epsilon(row), 9) for row in reported}
     reset = len(reported) > 1 and len(values) == 1
     cause = "It is the same in every round, as if each were the only one." if reset else "Perhaps a noisy message was left out."
     yield Finding(
         rule=EPSILON_RULE,
         grade="serious",
         title="The reported epsilon is smaller than the declared noise allows.",
-        evidence=f"Round {row['round']}: epsilon {_value(row):.3g} is reported, but the declared noise gives "
+        evidence=f"Round {row['round']}: epsilon {_read_epsilon(row):.3g} is reported, but the declared noise gives "
         f"{_format(expected)}. {cause}",
         advice="Account every noisy message and every round; quote the budget of the whole training.",
     )
 
 
-def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _read_privacy(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the mapping `privacy` of a row of metrics.jsonl; None if that mapping has no number as epsilon.
 
     This epsilon accounts for noise that the clients add. The mapping's entry `central`, for noise of the server, is not checked.
@@ -75,11 +79,11 @@ def _reported(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return privacy
 
 
-def _value(row: Mapping[str, Any]) -> float:
+def _read_epsilon(row: Mapping[str, Any]) -> float:
     return float(row["privacy"]["epsilon"])
 
 
-def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
+def _compute_expected_epsilon(recording: Recording, row: Mapping[str, Any]) -> float:
     """Return the epsilon that follows from the declared noise, after the round of a row; infinite without noise.
 
     It is computed for a client that took part in every round. If epsilon protects single examples, it is computed for the client
@@ -88,25 +92,25 @@ def _expected(recording: Recording, row: Mapping[str, Any]) -> float:
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
     tensors, delta = len(recording.read_sent(recording.list_rounds()[0]).weights), float(privacy.get("delta", 1e-5))
     client = find_noise(manifest.defense, tensors=tensors)
-    if _unit(row) != "example":
-        return _epsilon(client, delta, number)
-    uses = count_uses(manifest.training, min(_sizes(recording)), 1, number)
-    return _epsilon(find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
+    if _read_unit(row) != "example":
+        return _compute_epsilon(client, delta, number)
+    uses = count_uses(manifest.training, min(_list_reported_sizes(recording)), 1, number)
+    return _compute_epsilon(find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
 
 
-def _unit(row: Mapping[str, Any]) -> str:
+def _read_unit(row: Mapping[str, Any]) -> str:
     """Return what the reported epsilon protects: "client" or "example"; "None" if the row does not say it."""
     return str(row["privacy"].get("unit"))
 
 
-def _sizes(recording: Recording) -> list[int]:
+def _list_reported_sizes(recording: Recording) -> list[int]:
     """Return the numbers of examples that clients reported; empty under secure aggregation, which hides them."""
     return [
         row.reported for row in recording.read_rows(on_damage=lambda error: None) if row.reported and row.client != SUM_CLIENT
     ]
 
 
-def _epsilon(noise: Noise, delta: float, times: int) -> float:
+def _compute_epsilon(noise: Noise, delta: float, times: int) -> float:
     return compute_epsilon(noise, delta=delta, times=times) if noise.multiplier > 0 else math.inf
 
 

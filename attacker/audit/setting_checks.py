@@ -42,14 +42,14 @@ def check_settings(recording: Recording, observations: Sequence[Observation]) ->
     """
     yield _check_examples(observations)
     yield _check_metrics(observations)
-    yield from _check_buffers(observations, own=(recording.folder.parent / "experiment.toml").exists())
+    yield from _check_buffers(observations, of_experiment=(recording.folder.parent / "experiment.toml").exists())
     yield from _check_secure(recording)
     yield from _check_cohorts(recording)
 
 
 def _check_examples(observations: Sequence[Observation]) -> CheckResult:
-    single = [one for one in observations if one.num_examples == 1]
-    known = [one.num_examples for one in observations if one.num_examples]
+    single = [observation for observation in observations if observation.num_examples == 1]
+    known = [observation.num_examples for observation in observations if observation.num_examples]
     if not single and len(known) < len(observations):
         reason = f"{len(observations) - len(known)} of {len(observations)} updates come without a number of examples"
         return NotChecked(rule=SINGLE_RULE, reason=reason, kind="needs information")
@@ -67,10 +67,10 @@ def _check_examples(observations: Sequence[Observation]) -> CheckResult:
 
 def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     """Return the result: whether clients report a metric of a single example with "loss" or "accuracy" in its name, in clear."""
-    few = [one for one in observations if one.num_examples == 1 and _equations(one)]
+    few = [observation for observation in observations if observation.num_examples == 1 and _list_equations(observation)]
     if not few:
         return PassedCheck(rule=METRICS_RULE, evidence="no client reports the loss or the accuracy of a single example")
-    names = ", ".join(sorted({name for one in few for name in _equations(one)}))
+    names = ", ".join(sorted({name for observation in few for name in _list_equations(observation)}))
     return Finding(
         rule=METRICS_RULE,
         grade="low",
@@ -81,20 +81,22 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
     )
 
 
-def _equations(observation: Observation) -> list[str]:
+def _list_equations(observation: Observation) -> list[str]:
     return [name for name in observation.metrics if any(word in name for word in EQUATION_METRICS)]
 
 
-def _check_buffers(observations: Sequence[Observation], *, own: bool) -> Iterator[CheckResult]:
+def _check_buffers(observations: Sequence[Observation], *, of_experiment: bool) -> Iterator[CheckResult]:
     """Yield two results: whether batch-norm statistics are sent, and whether other buffers are.
 
-    Buffers that no client changes are ignored. own: whether an experiment of this project made the recording, and not an app
-    that records itself.
+    Buffers that no client changes are ignored. of_experiment: whether an experiment of this project made the recording, and
+    not an app that records itself.
     """
-    changed = {name: None for one in observations for name in one.buffers_after if _has_changed(one, name)}
+    changed = {
+        name: None for observation in observations for name in observation.buffers_after if _has_changed(observation, name)
+    }
     norms = _list_batch_norm_buffers(observations[0], changed)
-    defended = any(one.defenses.steps or one.gradient.step for one in observations)
-    advice = _advise_on_buffers(own=own)
+    defended = any(observation.defenses.steps or observation.gradient.step for observation in observations)
+    advice = _advise_on_buffers(of_experiment=of_experiment)
     statistics, others = ([name for name in changed if (name in norms) is wanted] for wanted in (True, False))
     if statistics:
         yield Finding(
@@ -134,18 +136,18 @@ def _list_batch_norm_buffers(observation: Observation, names: Iterable[str]) -> 
 
     If the network cannot be built, these are the buffers whose names end with one of `BATCH_NORM_BUFFERS`.
     """
-    own = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
+    buffers = {name for name in names if name.rpartition(".")[2] in BATCH_NORM_BUFFERS}
     try:
         network = models.build_layout(observation.model, observation.data)
     except ValueError:
-        return own
+        return buffers
     layers = {name for name, layer in network.named_modules() if isinstance(layer, _BatchNorm)}
-    return {name for name in own if name.rpartition(".")[0] in layers}
+    return {name for name in buffers if name.rpartition(".")[0] in layers}
 
 
 def _describe_histogram(observations: Sequence[Observation], name: str) -> str:
     """Return a sentence on a buffer whose change is the label histogram in some update; "" if there is no such update."""
-    counts = [found for one in observations if (found := _read_histogram(one, name))]
+    counts = [found for observation in observations if (found := _read_histogram(observation, name))]
     if not counts:
         return ""
     return (
@@ -170,7 +172,10 @@ def _read_histogram(observation: Observation, name: str) -> list[int]:
 
 
 def _count_senders(observations: Sequence[Observation], names: Sequence[str]) -> str:
-    count = sum(any(name in one.buffers_after and _has_changed(one, name) for name in names) for one in observations)
+    count = sum(
+        any(name in observation.buffers_after and _has_changed(observation, name) for name in names)
+        for observation in observations
+    )
     return f"{count} of {len(observations)} updates"
 
 
@@ -179,8 +184,8 @@ def _name_buffers(names: Sequence[str]) -> str:
     return f"changed values of {len(names)} buffer{'s' * (len(names) != 1)} ({', '.join(names[:MAX_NAMED])}{more})"
 
 
-def _advise_on_buffers(*, own: bool) -> str:
-    if own:
+def _advise_on_buffers(*, of_experiment: bool) -> str:
+    if of_experiment:
         return 'Keep buffers on the clients: set training.buffers to "local" in the experiment.'
     return (
         "Change the app, so that clients send and load parameters only (net.named_parameters()) and not the whole state_dict; "
@@ -222,8 +227,8 @@ def _check_secure(recording: Recording) -> Iterator[CheckResult]:
             advice=f"Abort rounds with fewer than {MIN_COHORT} clients; more clients in a sum hide each of them better.",
         )
     if not small and not (isinstance(threshold, int) and 2 * threshold <= clients):
-        least = min((size for size in sizes.values() if size), default=0)
-        yield PassedCheck(rule=SECURE_RULE, evidence=f"each secure sum is of at least {least} clients")
+        minimum = min((size for size in sizes.values() if size), default=0)
+        yield PassedCheck(rule=SECURE_RULE, evidence=f"each secure sum is of at least {minimum} clients")
 
 
 def _check_cohorts(recording: Recording) -> Iterator[CheckResult]:
@@ -264,4 +269,4 @@ def find_isolated_clients(cohorts: Sequence[Sequence[str]]) -> list[str]:
     _, singular, rows = torch.linalg.svd(took_part, full_matrices=False)
     basis = rows[singular > ISOLATED_TOLERANCE * singular[0]]
     squared_distances = (1 - basis.square().sum(0)).tolist()  # of each client's unit vector from the span of the cohorts
-    return [client for client, one in zip(clients, squared_distances, strict=True) if one < ISOLATED_TOLERANCE]
+    return [client for client, distance in zip(clients, squared_distances, strict=True) if distance < ISOLATED_TOLERANCE]

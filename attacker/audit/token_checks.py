@@ -52,18 +52,20 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
 def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_numbers: bool) -> CheckResult:
     """Return the result for these embeddings. has_numbers: whether examples hold real numbers beside the codes of categories."""
     readable: list[tuple[Observation, str, list[int]]] = []
-    for one in observations:
-        keeps_zeros = _keeps_zero_rows(one, embeddings)
+    for observation in observations:
+        keeps_zeros = _keeps_zero_rows(observation, embeddings)
         for name in sorted(embeddings):
-            rows = find_outlying_rows(one.update[name], one.weights[name], zeros_count=keeps_zeros)
+            rows = find_outlying_rows(observation.update[name], observation.weights[name], zeros_count=keeps_zeros)
             if rows:
-                readable.append((one, name, rows))
-    if not readable and any(_keeps_zero_rows(one, embeddings) and _changes_most_rows(one, embeddings) for one in observations):
+                readable.append((observation, name, rows))
+    if not readable and any(
+        _keeps_zero_rows(observation, embeddings) and _changes_most_rows(observation, embeddings) for observation in observations
+    ):
         reason = "most rows of the embedding changed, by tokens or by weight decay, which cannot be told apart"
         return NotChecked(rule=TOKENS_RULE, reason=reason, kind="inconclusive")
     if not readable:
         return PassedCheck(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
-    one, name, rows = readable[0]
+    first, name, rows = readable[0]
     of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in readable)
     listed = ", ".join(map(str, rows[:MAX_LISTED])) + (", ..." if len(rows) > MAX_LISTED else "")
     whose = "the clients of a secure sum" if of_sums else "a client"
@@ -74,7 +76,7 @@ def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_num
         grade="moderate" if of_sums or has_numbers else "serious",
         title=f"The server can read from the update of {name} which {what} the examples of {whose} contain.",
         evidence=f"In {len({seen.key for seen, _, _ in readable})} of {len(observations)} updates only the rows of {what} that "
-        f"occur change. Round {one.round}, client {one.client}: {len(rows)} of the {len(one.update[name]):,} {of_all} "
+        f"occur change. Round {first.round}, client {first.client}: {len(rows)} of the {len(first.update[name]):,} {of_all} "
         f"occur, those with the numbers {listed}.{limitation}",
         advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
         "secure aggregation.",

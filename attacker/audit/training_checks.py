@@ -38,14 +38,14 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
     Single updates may do so by chance, such as one whose example turns on no neuron of a layer. Only whole weights, as unchanged
     apps send them, are compared. Without any, the result is a `NotChecked`.
     """
-    whole = [one for one in observations if one.payload.codec == "weights"]
+    whole = [observation for observation in observations if observation.payload.codec == "weights"]
     if not whole:
         return NotChecked(rule=TRAINING_RULE, reason="no client sends whole weights, which could be compared with its training")
     unused = _list_unused(whole[0])
-    wrong = [(one, words) for one in whole if (words := _list_contradictions(one, unused))]
+    wrong = [(observation, problem) for observation in whole if (problem := _list_contradictions(observation, unused))]
     if 2 * len(wrong) <= len(whole):
         ranked = whole[:MAX_RANKED]
-        crowded = [(one, words) for one in ranked if (words := _judge_examples(one))]
+        crowded = [(observation, problem) for observation in ranked if (problem := _judge_examples(observation))]
         if 2 * len(crowded) > len(ranked):
             return _make_finding(crowded, len(ranked))
         return PassedCheck(rule=TRAINING_RULE, evidence=f"{len(wrong)} of {len(whole)} updates contradict the stated training")
@@ -54,13 +54,13 @@ def check_training(observations: Sequence[Observation]) -> CheckResult:
 
 def _make_finding(wrong: Sequence[tuple[Observation, list[str]]], count: int) -> Finding:
     """Return the finding for updates with sentences on what contradicts the stated training. count: number of tested updates."""
-    first, words = wrong[0]
+    first, problem = wrong[0]
     return Finding(
         rule=TRAINING_RULE,
         grade="low",
         title="Clients do not train as stated, so that attacks simulate another training and find less than they could.",
         evidence=f"In {len(wrong)} of {count} updates; the first, round {first.round}, client {first.client}: "
-        f"{'; '.join(words)}.",
+        f"{'; '.join(problem)}.",
         advice="Correct the settings in record(), or what clients send, and record again: the results of attacks on this run "
         "show little.",
     )
@@ -131,18 +131,18 @@ def _judge_examples(observation: Observation) -> list[str]:
     """Return a list of one sentence if more examples are behind the update than the stated training allows, or an empty list."""
     training, reported = observation.training, observation.num_examples
     if training.steps is not None:
-        most = training.steps * training.step_size
-        most = min(reported or most, most) if training.steps == 1 else most
+        maximum = training.steps * training.step_size
+        maximum = min(reported or maximum, maximum) if training.steps == 1 else maximum
     elif reported is not None:
-        most = (training.epochs or 1) * reported
+        maximum = (training.epochs or 1) * reported
     else:
         return []
-    least, layer = measure_least_examples(observation)
-    if least <= most:
+    minimum, layer = measure_least_examples(observation)
+    if minimum <= maximum:
         return []
     amount = f"steps={training.steps}" if training.steps is not None else f"epochs={training.epochs}"
     return [
-        f"the update of {layer} has the rank of at least {least} examples, and at most {most} follow from "
+        f"the update of {layer} has the rank of at least {minimum} examples, and at most {maximum} follow from "
         f"batch_size={training.batch_size}, {amount} and the {reported or 'unknown'} examples that the client counts: compare "
         "batch_size and the number of steps or epochs, and the number that clients report"
     ]

@@ -79,7 +79,7 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
     grade, attacks: the results of the audit. Only attacks that were compared with the true examples count for `recovered`,
     `examples` and `psnr`; all attacks count for `has_answer`. run: folder of the run, whose metrics state the accuracy.
     """
-    strongest = find_strongest_attack([one for one in attacks if one.outcome])
+    strongest = find_strongest_attack([attack for attack in attacks if attack.outcome])
     rows = read_metrics(run)
     accuracy = rows[-1].get("accuracy") if rows else None
     return AuditOutcome(
@@ -88,14 +88,14 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
         examples=strongest.examples if strongest else 0,
         psnr=strongest.psnr if strongest else None,
         accuracy=float(accuracy) if isinstance(accuracy, int | float) else None,
-        has_answer=any(one.has_answer for one in attacks),
+        has_answer=any(attack.has_answer for attack in attacks),
     )
 
 
-def describe_change(one: MeasuredChange) -> str:
+def describe_change(change: MeasuredChange) -> str:
     """Return sentences that compare the audits before and after a change of the defense: grades, recovered examples, accuracy."""
-    before, after = one.before, one.after
-    found = f"With {one.change}, the verdict is {after.grade} instead of {before.grade}."
+    before, after = change.before, change.after
+    found = f"With {change.change}, the verdict is {after.grade} instead of {before.grade}."
     if not (before.has_answer and after.has_answer):
         found += (
             f" This is no comparison of attacks: {'after' if before.has_answer else 'before'} the change, none had an answer."

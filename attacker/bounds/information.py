@@ -32,11 +32,11 @@ class FisherInformation:
         if not messages:
             raise ValueError("messages must hold at least one NoisyMessage, got none")
         self.shape, self.size = x.shape, x.numel()
-        self._parts = [_Linearised(one, x) for one in messages]
+        self._parts = [_Linearised(message, x) for message in messages]
 
     def multiply(self, vector: Tensor) -> Tensor:
         """Return the product of the information with a vector (size,)."""
-        return torch.stack([one.multiply(vector.reshape(self.shape)).flatten() for one in self._parts]).sum(dim=0)
+        return torch.stack([part.multiply(vector.reshape(self.shape)).flatten() for part in self._parts]).sum(dim=0)
 
     def to_dense(self) -> Tensor:
         """Return the information as a symmetric matrix (size, size), by one product for each column."""

@@ -11,8 +11,8 @@ from attacker.attacks.simulation.client import build_facts, build_network, find_
 from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import LocalOptimiser
 from attacker.bounds.information import NoisyMessage
-from defenses._registry.calls import Step
 from defenses.base import Update
+from defenses.registry.calls import Step
 from defenses.spec import DefenseSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
@@ -98,14 +98,16 @@ def build_message(used: UsedExamples, y: Tensor) -> NoisyMessage:
     return NoisyMessage(simulate, std)
 
 
-def flatten_update(seen: Observation) -> Tensor:
+def flatten_update(observation: Observation) -> Tensor:
     """Return the received update as one vector (M,) in float64, with the parameters and the order of `build_message`."""
-    return torch.cat([seen.update[name].double().flatten() for name in _list_compared(seen, build_network(seen))])
+    return torch.cat(
+        [observation.update[name].double().flatten() for name in _list_compared(observation, build_network(observation))]
+    )
 
 
-def _list_compared(seen: Observation, model: nn.Module) -> list[str]:
-    omitted, trained = find_omitted(seen, model), dict(model.named_parameters())
-    return [name for name in seen.weights if name in trained and name not in omitted]
+def _list_compared(observation: Observation, model: nn.Module) -> list[str]:
+    omitted, trained = find_omitted(observation, model), dict(model.named_parameters())
+    return [name for name in observation.weights if name in trained and name not in omitted]
 
 
 def _find_rule_noise(used: UsedExamples) -> float:

@@ -169,7 +169,9 @@ def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "
     federate(read(path, [("defense", change)]), changed, engine="local", resume=True)
     truth = [changed / "truth"] if found.scored else []  # two grades compare only if both follow from the same evidence
     again = make_audit(changed, seconds=seconds, truth=truth, run_replay=_replay_shown, on_plan=_print_plan)
-    before, after = (describe_outcome(one.grade, one.attacks, folder) for one, folder in ((found, run), (again, changed)))
+    before, after = (
+        describe_outcome(result.grade, result.attacks, folder) for result, folder in ((found, run), (again, changed))
+    )
     return replace(found, what_if=MeasuredChange(change=change, before=before, after=after))
 
 
@@ -184,15 +186,15 @@ def _print_plan(plan: Any) -> None:
     """Print on stderr which attacks run on how many updates, and why the others do not run."""
     from attacker.audit import NotChecked
 
-    for one in plan:
-        if isinstance(one, NotChecked):
-            err.print(f"not run: {escape(one.reason)}")
+    for step in plan:
+        if isinstance(step, NotChecked):
+            err.print(f"not run: {escape(step.reason)}")
         else:
-            count = f"{len(one.rows)} update{'s' * (len(one.rows) != 1)}"
-            who = f"{one.spec}{' and its null' * (one.null_share > 0)} on {count}"
+            count = f"{len(step.rows)} update{'s' * (len(step.rows) != 1)}"
+            who = f"{step.spec}{' and its null' * (step.null_share > 0)} on {count}"
             cost = (
-                f"at most {one.core_seconds:.0f} s of one core"
-                if one.core_seconds >= 0.5
+                f"at most {step.core_seconds:.0f} s of one core"
+                if step.core_seconds >= 0.5
                 else "in closed form, time not forecast"
             )
             err.print(f"planned: {escape(who)}, {cost}")
@@ -204,9 +206,9 @@ def _print_plan_only(recording: Any, run: Path, seconds: float, *, nulls: bool) 
 
     # fails if the network cannot be built
     plan = list(plan_attacks(recording, run / "reconstructions", seconds=seconds, nulls=nulls))
-    for one in check_recording(recording):
-        if isinstance(one, Finding):
-            out.print(f"[bold]{one.grade}[/]: {escape(one.title)} {escape(one.evidence)}", soft_wrap=True)
+    for result in check_recording(recording):
+        if isinstance(result, Finding):
+            out.print(f"[bold]{result.grade}[/]: {escape(result.title)} {escape(result.evidence)}", soft_wrap=True)
     _print_plan(plan)
 
 
@@ -219,8 +221,11 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
     for attack in found.attacks:
         if attack.failed:
             out.print(f"{escape(attack.spec)} {escape(attack.failure_words)}", soft_wrap=True)
-    for one in found.findings:
-        out.print(f"[bold]{one.grade}[/]: {escape(one.title)}\n  {escape(one.evidence)}\n  {escape(one.advice)}", soft_wrap=True)
+    for finding in found.findings:
+        out.print(
+            f"[bold]{finding.grade}[/]: {escape(finding.title)}\n  {escape(finding.evidence)}\n  {escape(finding.advice)}",
+            soft_wrap=True,
+        )
     if not found.findings:
         beaten = ", and no attack beat its null" if found.has_answer and found.scored else ""
         out.print(f"{len(found.passed)} checks found nothing{beaten}; that is no proof that nothing leaks.")

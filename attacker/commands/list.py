@@ -36,15 +36,15 @@ def _list_parts(kind: ListedKind, as_json: bool) -> None:
     """Print the name and the summary of each decoder or enhancer."""
     from attacker.attacks.learned.enhancer import ENHANCERS
     from attacker.attacks.matching.names import DECODERS
-    from defenses._registry import Registry, read_summary
+    from defenses.registry import Registry, read_summary
 
     known: Registry[Any] = DECODERS if kind is ListedKind.DECODERS else ENHANCERS
     found = {name: read_summary(known[name]) for name in known}
     if as_json:
         print_json(found)
         return
-    for name, words in found.items():
-        out.print(f"[bold]{escape(name)}[/]  {escape(words)}")
+    for name, description in found.items():
+        out.print(f"[bold]{escape(name)}[/]  {escape(description)}")
 
 
 def _list_attacks(as_json: bool) -> None:
@@ -52,7 +52,7 @@ def _list_attacks(as_json: bool) -> None:
 
     from attacker.attacks import ATTACKS, presets
     from attacker.attacks.registry import explain_unusable
-    from defenses._registry import read_summary
+    from defenses.registry import read_summary
 
     found: list[dict[str, Any]] = [
         {
@@ -87,5 +87,5 @@ def _format_settings(settings: Mapping[str, Any]) -> str:
     """
     families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     if families:
-        return "; ".join(f"{family}: {_format_settings(own)}" for family, own in families.items())
+        return "; ".join(f"{family}: {_format_settings(settings)}" for family, settings in families.items())
     return ", ".join(f"{key}={value!r}" for key, value in settings.items())

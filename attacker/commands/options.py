@@ -50,14 +50,14 @@ def check_takes(attack: str, argument: str, owner: str) -> None:
         raise ValueError(f"--{argument} is an option of the attack {owner}, and {attack} does not have it; leave it out")
 
 
-def resolve_truth(run: Path, given: list[Path] | None) -> list[Path]:
+def resolve_truth(run: Path, truth: list[Path] | None) -> list[Path]:
     """Return the folders of truth: the given ones, or the run's own. Raises ValueError if there is neither."""
-    if not given and not (run / "truth").exists():
+    if not truth and not (run / "truth").exists():
         raise ValueError(
             f"{run} has no folder truth, which clients of fedsim write and an app that records itself does not: give the "
             f"clients' truth with --truth FOLDER, or show the reconstructions without scores: attacker report {run}"
         )
-    return given or [run / "truth"]
+    return truth or [run / "truth"]
 
 
 def parse_duration(option: str, text: str) -> float:

@@ -26,13 +26,13 @@ def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **op
         f"writes up to {megabytes:.1f} MB to {escape(str(replay.folder))}"
     )
     forecast = replay.estimate_work()
-    for words in (*describe_routes(forecast), describe_cost(forecast), forecast.memory):
-        if words:
-            err.print(f"  {escape(words)}")
+    for line in (*describe_routes(forecast), describe_cost(forecast), forecast.memory):
+        if line:
+            err.print(f"  {escape(line)}")
     with show_progress_bar() as bar:
         task = bar.add_task(spec.name + (" (null)" if spec.null else ""), total=None, words="")
         try:
-            result = replay.run(lambda done, total, words: bar.update(task, completed=done, total=total, words=escape(words)))
+            result = replay.run(lambda done, total, message: bar.update(task, completed=done, total=total, words=escape(message)))
         except KeyboardInterrupt:
             left, total = replay.count_unfinished()
             err.print(f"  {left} of {total} cases {'is' if left == 1 else 'are'} not finished")
@@ -66,8 +66,8 @@ def _print_result(result: ReplayResult, spec: AttackSpec) -> None:
     _print_reasons(list(result.failed.items()))
     left_out = [(key, round, reason) for key, rounds in result.left_out.items() for round, reason in rounds]
     if left_out:
-        words = "1 round was" if len(left_out) == 1 else f"{len(left_out)} rounds were"
-        err.print(f"  {words} not attacked together with the client's other rounds")
+        subject = "1 round was" if len(left_out) == 1 else f"{len(left_out)} rounds were"
+        err.print(f"  {subject} not attacked together with the client's other rounds")
     _print_reasons([(key, reason if reason.startswith(f"round {n}") else f"round {n}: {reason}") for key, n, reason in left_out])
     for note in result.notes:
         err.print(f"  {escape(note)}")

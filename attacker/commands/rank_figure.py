@@ -17,7 +17,7 @@ BOX_WIDTH, BOX_GAP, MIN_BOX_HEIGHT = 1.0, 0.75, 0.035
 """Width of a box, gap between boxes in box widths, and smallest height of a box relative to the tallest."""
 
 
-def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
+def write_chain_picture(report: RankReport, names: Sequence[str], path: Path, *, title: str, verdict: str) -> None:
     """Draw a row of boxes, one per layer, and write the picture as PNG, SVG or PDF, depending on the suffix of `path`.
 
     The height of each box, down to a smallest one, is proportional to the number of the layer's unknowns, the values of its
@@ -27,7 +27,7 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
     layers have equally many, or if no equation is missing, it is the one of them with the largest `LayerRank.index`, R-GAP's
     index.
 
-    words: description of each layer. title, verdict: text above the boxes.
+    names: description of each layer. title, verdict: text above the boxes.
     """
     tallest = max(layer.unknowns for layer in report.layers)
     count = len(report.layers)
@@ -35,7 +35,7 @@ def write_chain_picture(report: RankReport, words: Sequence[str], path: Path, *,
         figure = Figure(figsize=(max(6.8, 1.35 * count + 1.9), 4.7))
         axes = figure.add_axes((0.02, 0.02, 0.96, 0.96))
         axes.set_axis_off()
-        for i, (layer, what) in enumerate(zip(report.layers, words, strict=True)):
+        for i, (layer, what) in enumerate(zip(report.layers, names, strict=True)):
             height = max(MIN_BOX_HEIGHT, layer.unknowns / tallest)
             _draw_box(axes, i * (BOX_WIDTH + BOX_GAP), height, layer, critical=i == report.critical)
             _draw_captions(axes, i * (BOX_WIDTH + BOX_GAP), layer, what, critical=i == report.critical)

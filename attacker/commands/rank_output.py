@@ -79,7 +79,7 @@ def draw(report: RankReport, chain: Chain, path: Path, *, title: str) -> None:
     from attacker.commands.rank_figure import write_chain_picture
 
     write_chain_picture(
-        report, [describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)
+        report, [_describe_layer(layer) for layer in chain.layers], path, title=title, verdict=write_headline(report)
     )
 
 
@@ -96,7 +96,7 @@ def to_json(report: RankReport, model: str) -> dict[str, Any]:
         "headline": write_headline(report),
         "verdict": write_verdict(report),
         "dead": report.dead,
-        "layers": [{**asdict(one), "missing": one.missing, "dependent": one.dependent} for one in report.layers],
+        "layers": [{**asdict(rank), "missing": rank.missing, "dependent": rank.dependent} for rank in report.layers],
     }
 
 
@@ -116,20 +116,20 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     made.add_column("what", overflow="fold", min_width=8)
     for title in ("unknowns", "gradient", "weight", "virtual", "RA", "rank", "missing"):
         made.add_column(title, justify="right", no_wrap=True)
-    for i, (one, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
-        numbers = (one.unknowns, one.gradients, one.weights, one.virtual, one.index)
+    for i, (rank, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
+        numbers = (rank.unknowns, rank.gradients, rank.weights, rank.virtual, rank.index)
         made.add_row(
-            escape(one.name),
-            escape(describe_layer(layer)),
+            escape(rank.name),
+            escape(_describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
-            f"{'' if one.proved else '≤' if one.counted else '~'}{one.rank:,}",
-            Text(f"{one.missing:,}" if one.missing else "", style="bold red"),
+            f"{'' if rank.proved else '≤' if rank.counted else '~'}{rank.rank:,}",
+            Text(f"{rank.missing:,}" if rank.missing else "", style="bold red"),
             style="red" if i == report.critical else "",
         )
     return made
 
 
-def describe_layer(layer: Layer) -> str:
+def _describe_layer(layer: Layer) -> str:
     """Return a layer's type and sizes as short text, such as "conv 16 3x3 /2 pad 1" or "linear 10".
 
     In these examples, the convolution has 16 output channels, a kernel of 3x3, stride 2 and padding 1, and the linear layer has
@@ -137,12 +137,12 @@ def describe_layer(layer: Layer) -> str:
     """
     if layer.kernel is None:
         return f"linear {layer.shape[0]}"
-    words = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]
-    words += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
-    words += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
-    words += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
+    parts = [f"conv {layer.shape[0]}", _format_sides(layer.kernel)]
+    parts += [f"/{_format_sides(layer.stride, short=True)}"] * (layer.stride != (1, 1))
+    parts += [f"pad {_format_sides(layer.padding, short=True)}"] * (layer.padding != (0, 0))
+    parts += [f"dilation {_format_sides(layer.dilation, short=True)}"] * (layer.dilation != (1, 1))
     pooled = prod(layer.inputs) != prod(layer.product_inputs) or prod(layer.product_outputs) != prod(layer.outputs)
-    return " ".join(words + ["pooled"] * pooled)
+    return " ".join(parts + ["pooled"] * pooled)
 
 
 def _format_sides(sides: tuple[int, int], *, short: bool = False) -> str:

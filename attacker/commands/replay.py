@@ -159,7 +159,7 @@ def _collect_arguments(
     Arguments of `overrides`, and those with an option of their own, take precedence over those of the preset. Raises ValueError
     if the attack does not take one with an option of its own.
     """
-    from defenses._registry import references
+    from defenses.registry import references
 
     overriding = dict(map(parse_assignment, overrides))
     for reference in (attack, *(str(overriding.get(name, "")) for name in ("decoder", "enhancer", "denoiser"))):
@@ -219,7 +219,7 @@ def _make_oracles(names: list[str], recording: "Recording", truth: list[Path] | 
     Raises ValueError for other names, if there is no truth, or if `attack` does not use the logits.
     """
     if unknown := sorted(set(names) - {"labels", "logits"}):
-        from defenses._registry import suggest_name
+        from defenses.registry import suggest_name
 
         raise ValueError(f"unknown oracle {unknown[0]!r}.{suggest_name(unknown[0], ('labels', 'logits'))} Known: labels, logits")
     if not names:

@@ -71,7 +71,7 @@ def score(
     """
     with report_errors():
         from attacker.scoring import Scorer, summarise, write_csv
-        from defenses._registry import references
+        from defenses.registry import references
 
         run, sources = _find_sources(folder)
         seconds = 0.0 if bounds is None else parse_duration("--bounds", bounds)
@@ -94,7 +94,7 @@ def score(
         summaries = summarise(rows)
         failed = _print_failed(rows)
         if as_json:
-            print_json([{**one.to_json(), **_list_left_out(scorer, one.source)} for one in summaries])
+            print_json([{**summary.to_json(), **_list_left_out(scorer, summary.source)} for summary in summaries])
         else:
             _print_summaries(summaries)
             if scorer.data.spec.is_image and isinstance(scorer.lpips, str):
@@ -140,9 +140,9 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
         cases = count_cases(group)
         if left := count_unfinished(cases):
             found = True
-            words = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
+            message = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
             err.print(
-                f"[bold yellow]{escape(spec)}: {words}[/] and not scored; run the same attacker replay again to finish them."
+                f"[bold yellow]{escape(spec)}: {message}[/] and not scored; run the same attacker replay again to finish them."
             )
     return found
 
@@ -180,15 +180,15 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
     if nothing and not rows:
         raise nothing
     if superseded := [told for source in sources for told in scorer.superseded.get(source.name, {}).items()]:
-        key, words = superseded[0]
+        key, mismatch = superseded[0]
         more = f", and {len(superseded) - 1} more cases like it" if len(superseded) > 1 else ""
-        err.print(f"{escape(key)} is {escape(words)}{more}")
+        err.print(f"{escape(key)} is {escape(mismatch)}{more}")
     if unscored := sorted({key for keys in scorer.without_truth.values() for key in keys}):
         many = "1 case has no truth and is" if len(unscored) == 1 else f"{len(unscored)} cases have no truth and are"
         hint = "give --truth for every client"
         err.print(f"[bold yellow]{many} not scored[/], the first: {escape(unscored[0])}; {hint}")
-    for words in dict.fromkeys(scorer.mismatches.values()):
-        err.print(f"[bold red]these scores may be worthless[/]: {escape(words)}")
+    for mismatch in dict.fromkeys(scorer.mismatches.values()):
+        err.print(f"[bold red]these scores may be worthless[/]: {escape(mismatch)}")
     return rows
 
 
@@ -198,58 +198,62 @@ def _print_summaries(summaries: "list[Summary]") -> None:
     for title in ("examples", "success", "null's", "labels", "null's", "median\n(p10-p90)"):
         table.add_column(title, justify="right", overflow="fold")
     table.add_column("oracles", overflow="fold")
-    for one in summaries:
-        success = f"{_format_share(one.success)}\n({one.success.low:.0%}-{one.success.high:.0%})" if one.success else "-"
-        null = "not run" if one.null is None else _format_share(one.null.success)
-        null_labels = "not run" if one.null is None else _format_share(one.null.label_success)
-        oracles = f"[red]{escape(', '.join(one.oracles))}[/]" if one.oracles else "none"
-        labels = "told" if "labels" in one.oracles else _format_share(one.label_success)
-        about = (*(f"without {name}" for name in one.withheld), *_describe_cases(one))
-        name = "\n".join([escape(one.spec), *(f"[dim]{escape(text)}[/]" for text in about)])
-        table.add_row(name, str(one.examples), success, null, labels, null_labels, _format_quality(one), oracles)
+    for summary in summaries:
+        success = (
+            f"{_format_share(summary.success)}\n({summary.success.low:.0%}-{summary.success.high:.0%})"
+            if summary.success
+            else "-"
+        )
+        null = "not run" if summary.null is None else _format_share(summary.null.success)
+        null_labels = "not run" if summary.null is None else _format_share(summary.null.label_success)
+        oracles = f"[red]{escape(', '.join(summary.oracles))}[/]" if summary.oracles else "none"
+        labels = "told" if "labels" in summary.oracles else _format_share(summary.label_success)
+        about = (*(f"without {name}" for name in summary.withheld), *_describe_cases(summary))
+        name = "\n".join([escape(summary.spec), *(f"[dim]{escape(text)}[/]" for text in about)])
+        table.add_row(name, str(summary.examples), success, null, labels, null_labels, _format_quality(summary), oracles)
     out.print(table)
-    for one in summaries:
-        words = NOTHING_FINISHED if one.success is None else one.verdict.words if one.verdict else ""
-        if words:
-            out.print(f"[bold]{escape(one.spec.removesuffix('()'))}[/]: {escape(words)}.", soft_wrap=True)
-        if one.other_success is not None:
-            psnr = f", mean PSNR {one.other_psnr.value:.1f} dB" if one.other_psnr else ""
-            lpips = f", mean LPIPS {one.other_lpips.value:.2f}" if one.other_lpips else ""
-            share = f"{_format_share(one.other_success)} of the examples are recovered from another client's update"
+    for summary in summaries:
+        verdict = NOTHING_FINISHED if summary.success is None else summary.verdict.words if summary.verdict else ""
+        if verdict:
+            out.print(f"[bold]{escape(summary.spec.removesuffix('()'))}[/]: {escape(verdict)}.", soft_wrap=True)
+        if summary.other_success is not None:
+            psnr = f", mean PSNR {summary.other_psnr.value:.1f} dB" if summary.other_psnr else ""
+            lpips = f", mean LPIPS {summary.other_lpips.value:.2f}" if summary.other_lpips else ""
+            share = f"{_format_share(summary.other_success)} of the examples are recovered from another client's update"
             out.print(f"  control: {share}{psnr}{lpips}")
-        if one.tag_jaccard is not None:
-            null = f" (null {one.null.tag_jaccard.value:.2f})" if one.null and one.null.tag_jaccard else ""
-            out.print(f"  tags by {escape(str(one.tagger))}: mean Jaccard similarity {one.tag_jaccard.value:.2f}{null}")
-        if one.efficiency is not None:
+        if summary.tag_jaccard is not None:
+            null = f" (null {summary.null.tag_jaccard.value:.2f})" if summary.null and summary.null.tag_jaccard else ""
+            out.print(f"  tags by {escape(str(summary.tagger))}: mean Jaccard similarity {summary.tag_jaccard.value:.2f}{null}")
+        if summary.efficiency is not None:
             out.print(
-                f"  attack efficiency {one.efficiency:.2g}: the lower bound on the mean squared error, {one.bound:.2g}, over "
-                "that of the attack"
+                f"  attack efficiency {summary.efficiency:.2g}: the lower bound on the mean squared error, {summary.bound:.2g}, "
+                "over that of the attack"
             )
-        if one.confidence is not None and one.confidence.auroc is not None:
-            out.print(f"  confidence: AUROC {one.confidence.auroc:.2f}, calibration error {one.confidence.error:.2f}")
+        if summary.confidence is not None and summary.confidence.auroc is not None:
+            out.print(f"  confidence: AUROC {summary.confidence.auroc:.2f}, calibration error {summary.confidence.error:.2f}")
 
 
-def _describe_cases(one: "Summary") -> list[str]:
+def _describe_cases(summary: "Summary") -> list[str]:
     """Return up to three lines to show below an attack's name: by which methods its cases were solved, how many cases are not
     finished, and how many reconstructions beyond the number of originals were left out.
     """
     from attacker.scoring.states import UNFINISHED_STATES, format_counts
 
-    left = format_counts(one.cases, UNFINISHED_STATES)
-    finished = sum(one.cases.values()) - sum(one.cases.get(state, 0) for state in UNFINISHED_STATES)
-    states = f"{finished} of {sum(one.cases.values())} cases finished, {left}" if left else ""
-    surplus = f"{one.surplus} surplus candidates left out" if one.surplus else ""
-    return [text for text in (one.ways, states, surplus) if text]
+    left = format_counts(summary.cases, UNFINISHED_STATES)
+    finished = sum(summary.cases.values()) - sum(summary.cases.get(state, 0) for state in UNFINISHED_STATES)
+    states = f"{finished} of {sum(summary.cases.values())} cases finished, {left}" if left else ""
+    surplus = f"{summary.surplus} surplus candidates left out" if summary.surplus else ""
+    return [text for text in (summary.ways, states, surplus) if text]
 
 
-def _format_quality(one: "Summary") -> str:
+def _format_quality(summary: "Summary") -> str:
     """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows.
 
     The text is "" if there is neither.
     """
-    if one.psnr:
-        return f"{one.psnr.median:.1f} dB\n({one.psnr.p10:.1f}-{one.psnr.p90:.1f})"
-    return f"MSE {one.mse.median:.2g}\n({one.mse.p10:.2g}-{one.mse.p90:.2g})" if one.mse else ""
+    if summary.psnr:
+        return f"{summary.psnr.median:.1f} dB\n({summary.psnr.p10:.1f}-{summary.psnr.p90:.1f})"
+    return f"MSE {summary.mse.median:.2g}\n({summary.mse.p10:.2g}-{summary.mse.p90:.2g})" if summary.mse else ""
 
 
 def _format_share(estimate: "Estimate | None") -> str:

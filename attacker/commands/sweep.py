@@ -51,22 +51,22 @@ def sweep(
         if as_json:
             print_json(
                 {
-                    "settings": [list_cells(one) for one in settings],
-                    "comparisons": [describe_comparison(one) for one in comparisons],
+                    "settings": [list_cells(setting) for setting in settings],
+                    "comparisons": [describe_comparison(comparison) for comparison in comparisons],
                 }
             )
         else:
-            for one in settings:
-                out.print(escape(", ".join(filter(None, list_cells(one)))), soft_wrap=True)
+            for setting in settings:
+                out.print(escape(", ".join(filter(None, list_cells(setting)))), soft_wrap=True)
             for comparison in comparisons:
                 out.print(
                     f"{describe_training(comparison.winner.training)}: {escape(describe_comparison(comparison))}", soft_wrap=True
                 )
             for file in files:
                 out.print(str(file), soft_wrap=True)
-        failed = [one for one in settings if one.failed]
-        for one in failed:
-            err.print(f"[yellow]{escape(one.name)} failed[/]: {escape(one.failed)}")
+        failed = [setting for setting in settings if setting.failed]
+        for setting in failed:
+            err.print(f"[yellow]{escape(setting.name)} failed[/]: {escape(setting.failed)}")
         if state.unfinished:
             err.print(f"{state.unfinished} of {len(resolved.federations)} federations are not finished; repeat the command")
             raise typer.Exit(EXIT_UNFINISHED)
@@ -78,7 +78,7 @@ def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None
     """Run a sweep with a progress bar, and return its results. seconds: time budget, after which no training or attack begins."""
     from attacker.sweep import run_sweep
 
-    attacks = ", ".join(one.name for one in grid.attacks)
+    attacks = ", ".join(attack.name for attack in grid.attacks)
     err.print(f"{len(grid.federations)} federations, each attacked by {escape(attacks)}; writes to {escape(str(folder))}")
     with show_progress_bar() as bar:
         task = bar.add_task("sweep", total=len(grid.federations), words="")

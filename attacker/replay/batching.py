@@ -86,12 +86,12 @@ class CaseFootprint:
     def explain_too_large(self, sizes: Sequence[int]) -> str:
         """Return why a case does not fit into the memory of the device, or "" if it may fit. sizes: as in `estimate_bytes`."""
         examples = sum(max(1, size) for size in sizes)
-        least, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), read_memory(self.device)
-        if least <= there:
+        minimum, there = 4 * MIN_TENSORS * (self.parameters + examples * self.values), read_memory(self.device)
+        if minimum <= there:
             return ""
         return (
             f"{examples:,} examples of {self.values:,} values, and a model of {self.parameters:,} parameters, take at least "
-            f"{least / 1e9:,.1f} GB of memory, but {self.device} has {there / 1e9:,.1f} GB; attack fewer rounds at once, or "
+            f"{minimum / 1e9:,.1f} GB of memory, but {self.device} has {there / 1e9:,.1f} GB; attack fewer rounds at once, or "
             "use a machine with more memory"
         )
 
@@ -168,7 +168,7 @@ def count_activations(model: nn.Module, shape: tuple[int, ...]) -> int:
     """
     sizes: list[int] = []
 
-    def count(module: nn.Module, given: tuple[Tensor, ...], output: object) -> None:
+    def count(module: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(output.numel())
 

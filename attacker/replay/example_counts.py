@@ -59,8 +59,8 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     shape allows, the larger of estimate and prescribed number is returned.
     """
     training = observation.training
-    most = None if training.steps is None else training.steps * training.step_size
-    if most == 1:
+    maximum = None if training.steps is None else training.steps * training.step_size
+    if maximum == 1:
         return CountEstimate(1, "1 example is assumed to be behind the update: one step of a batch of 1 is prescribed")
     default = training.step_size * (training.steps or 1)
     if not reads_update:
@@ -77,10 +77,10 @@ def estimate_examples(observation: Observation, *, reads_update: bool = True) ->
     rank, full, name = max((rank, full, name) for name, (rank, full) in ranks.items())
     count = max(-(-rank // (training.epochs or 1)), _count_classes(observation))
     if rank == full:
-        taken = min(max(count, default), most or max(count, default))
-        least = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
-        return CountEstimate(taken, f"{least}; {taken} are assumed")
-    count = min(count, most or count)
+        taken = min(max(count, default), maximum or max(count, default))
+        minimum = f"at least {count} examples are behind the update by the rank of {name}, which is as large as it can be"
+        return CountEstimate(taken, f"{minimum}; {taken} are assumed")
+    count = min(count, maximum or count)
     return CountEstimate(count, f"{count} examples are estimated to be behind the update, by the rank of {name}")
 
 
@@ -90,9 +90,9 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     Layers whose update is zero or missing are left out.
     """
     model = build_network(observation)
-    seen: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     handles = [
-        module.register_forward_pre_hook(lambda _, given, name=name: seen.update({name: given[0]}))
+        module.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
@@ -106,7 +106,7 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
             handle.remove()
     head = models.find_head(model, observation.data)[0] if models.has_head(model, observation.data) else ""
     found = {}
-    for name, given in seen.items():
+    for name, given in inputs.items():
         update = observation.update.get(f"{name}.weight")
         if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
             classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer's gradient add up to zero
@@ -138,8 +138,8 @@ def measure_least_examples(observation: Observation) -> tuple[int, str]:
         update = observation.update[name].double()
         if training.decay:
             update = update + compute_total_step(training, 1) * training.decay * observation.weights[name].double()
-        least = MIN_EXAMPLE_SHARE * float(update.norm())
-        found.append((_compute_rank(update, observation.rounding.get(name), least), name))
+        minimum = MIN_EXAMPLE_SHARE * float(update.norm())
+        found.append((_compute_rank(update, observation.rounding.get(name), minimum), name))
     return max(found)
 
 
@@ -171,10 +171,10 @@ def _has_rank_one(slope: Tensor) -> bool:
     return bool(values[0] > 0) and bool((values[1:] <= MAX_ZERO_SINGULAR_VALUE * values[0]).all())
 
 
-def _compute_rank(update: Tensor, rounding: Tensor | None, least: float = 0.0) -> int:
-    """Return the number of singular values of an update above those of rounding errors and above `least`."""
+def _compute_rank(update: Tensor, rounding: Tensor | None, minimum: float = 0.0) -> int:
+    """Return the number of singular values of an update above those of rounding errors and above `minimum`."""
     values = torch.linalg.svdvals(update.double())
-    noise = max(least, MAX_ZERO_SINGULAR_VALUE * float(values[0]))
+    noise = max(minimum, MAX_ZERO_SINGULAR_VALUE * float(values[0]))
     if rounding is not None:
         noise = max(
             noise, ROUNDING_NORM_SHARE * float(rounding.double().square().mean().sqrt()) * sum(side**0.5 for side in update.shape)

@@ -119,7 +119,7 @@ def _find_wrong_entry(case: Mapping[str, Any]) -> str:
     if codec is not None and (not isinstance(codec, str) or len(codec) > MAX_TEXT):
         return "codec"
     rounds = case.get("rounds", [[1, 1]])
-    if not isinstance(rounds, list) or not rounds or not all(_is_pair(one) and _is_count(one[1], 1) for one in rounds):
+    if not isinstance(rounds, list) or not rounds or not all(_is_pair(entry) and _is_count(entry[1], 1) for entry in rounds):
         return "rounds"
     cohorts = case.get("cohorts", [[]] * len(rounds))
     if not isinstance(cohorts, list) or len(cohorts) != len(rounds) or not all(map(_is_cohort, cohorts)):
@@ -127,7 +127,7 @@ def _find_wrong_entry(case: Mapping[str, Any]) -> str:
     if not _is_cohort(case.get("cohort", [])):
         return "cohort"
     left_out = case.get("left_out", [])
-    if not isinstance(left_out, list) or not all(_is_pair(one) and isinstance(one[1], str) for one in left_out):
+    if not isinstance(left_out, list) or not all(_is_pair(entry) and isinstance(entry[1], str) for entry in left_out):
         return "left_out"
     return ""
 
@@ -147,8 +147,8 @@ def _check_text(entry: str, text: Any) -> None:
         )
 
 
-def _is_count(value: Any, least: int = 0) -> bool:
-    return type(value) is int and least <= value <= MAX_COUNT
+def _is_count(value: Any, minimum: int = 0) -> bool:
+    return type(value) is int and minimum <= value <= MAX_COUNT
 
 
 def _is_pair(value: Any) -> bool:

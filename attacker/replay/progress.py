@@ -20,31 +20,31 @@ class Meter:
         self._shares = [0.0] * len(tasks)
         self._watch = watch
 
-    def record_progress(self, number: int, share: float, words: str) -> None:
+    def record_progress(self, number: int, share: float, message: str) -> None:
         """Record that the share `share`, in [0, 1], of the task with index `number` is done, and report the total to `watch`.
 
-        words: a few words on the progress, reported as well.
+        message: a few words on the progress, reported as well.
         """
         self._shares[number] = max(self._shares[number], share)
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))
-            self._watch(done, sum(self._cases), words)
+            self._watch(done, sum(self._cases), message)
 
     def of_attack(self, number: int) -> Progress:
         """Return the progress callback of the task with index `number`, to be passed to the attack that works on this task."""
-        return lambda done, most, words: self.record_progress(
-            number, compute_share(done, most), format_progress(done, most, words)
+        return lambda done, total, message: self.record_progress(
+            number, compute_share(done, total), format_progress(done, total, message)
         )
 
 
-def compute_share(done: int, most: int) -> float:
-    """Return the finished share of a task, done / most, in [0, 0.99]: a task is complete only once its files are written.
+def compute_share(done: int, total: int) -> float:
+    """Return the finished share of a task, done / total, in [0, 0.99]: a task is complete only once its files are written.
 
-    done, most: number of iterations done, and the largest number that the attack may take.
+    done, total: number of iterations done, and the largest number that the attack may take.
     """
-    return min(0.99, done / max(1, most))
+    return min(0.99, done / max(1, total))
 
 
-def format_progress(done: int, most: int, words: str) -> str:
-    """Return the progress of an attack as one line, such as "40 of 100, loss 0.1". done, most: as in `compute_share`."""
-    return f"{done} of {most}, {words}"
+def format_progress(done: int, total: int, message: str) -> str:
+    """Return the progress of an attack as one line, such as "40 of 100, loss 0.1". done, total: as in `compute_share`."""
+    return f"{done} of {total}, {message}"

@@ -274,7 +274,7 @@ class Replay:
         """
         attackable = {case.key: case for case in self.plan.cases if not case.reason}
         left = {case.key for case in pending}
-        started, notes = find_unfinished(self.folder, self._job.origin, attackable, most=self.chunk)
+        started, notes = find_unfinished(self.folder, self._job.origin, attackable, max_cases=self.chunk)
         replayed.notes += notes
         groups = [[attackable[key] for key in keys] for keys in started if left & set(keys)]
         running = {case.key for group in groups for case in group}

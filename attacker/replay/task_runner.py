@@ -94,9 +94,9 @@ class TaskRunner:
             if reason := find_bad_numbers(observation):
                 problems[place] = reason
             else:
-                observations[place], words = add_estimate(observation, reads_update=not self.job.null)
-                if words:
-                    self._estimated[place] = words
+                observations[place], note = add_estimate(observation, reads_update=not self.job.null)
+                if note:
+                    self._estimated[place] = note
         return observations, problems
 
     def _attack(self, cases: Sequence[Case], outcome: TaskOutcome, progress: Progress | None) -> None:
@@ -168,7 +168,7 @@ class TaskRunner:
         """Return notes on how the numbers of examples of a case were estimated; empty if none was."""
         places = [(observation.round, observation.client) for observation in case.observations]
         estimates = [(place, self._estimated[place]) for place in places if place in self._estimated]
-        return [words if len(places) == 1 else f"round {place[0]}: {words}" for place, words in estimates]
+        return [note if len(places) == 1 else f"round {place[0]}: {note}" for place, note in estimates]
 
     def _is_done(self, key: str) -> bool:
         return is_done(self.folder, key)

@@ -70,8 +70,8 @@ def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
     winner = find_strongest(summaries)
     if winner is None:
         return ""
-    every = [one for one in summaries if one.success and bool(one.oracles) == bool(winner.oracles)]
-    fair = [one for one in every if one is winner or not one.has_failed]
+    every = [summary for summary in summaries if summary.success and bool(summary.oracles) == bool(winner.oracles)]
+    fair = [summary for summary in every if summary is winner or not summary.has_failed]
     under = describe_protection(manifest)
     text = (f"under {under}, " if under else "") + _describe_attack(winner, manifest)
     others = len(fair) - 1
@@ -93,7 +93,7 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
     if found.outcome == "recovered":
         return f"{name} {facts}"
     if found.outcome == "partly leaked":
-        more = "; ".join(one.words for one in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
+        more = "; ".join(comparison.words for comparison in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
         return f"{name} finds more than its null does: {more}. It {facts}"
     if _is_gone(summary):
         return f"{name} is {found.outcome}: it {facts}. {found.caveat}"
@@ -216,8 +216,8 @@ def _describe_oracle_attack(summaries: Sequence[Summary], top: Summary, manifest
     An oracle is information that no server has. The sentence begins with a space. top: summary that `find_strongest` chose. If
     `top` has an oracle itself, all scored attacks have one, and the result is "".
     """
-    scored = [one for one in summaries if one.oracles and one.success]
-    better = [one for one in scored if _of(one.success).value > _of(top.success).value]
+    scored = [summary for summary in summaries if summary.oracles and summary.success]
+    better = [summary for summary in scored if _of(summary.success).value > _of(top.success).value]
     if not better or top.oracles:
         return ""
     best = max(better, key=_rank_strength)

@@ -192,7 +192,7 @@ def _read_attack(
 ) -> AttackOnRun:
     settings = metadata or rows[0].to_dict()
     linked_cases = read_linked_cases(folder / "reconstructions" / source, metadata) if metadata else ()
-    other_cases = {row.case for row in rows} - {one.case for one in linked_cases}
+    other_cases = {row.case for row in rows} - {linked.case for linked in linked_cases}
     return AttackOnRun(
         **{key: settings[key] for key in ("attack", "spec", "knows_defense", "seed")},
         source=source,
@@ -241,7 +241,7 @@ def _collect_unscored(
     ]
     scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, metadata["cases"]))
     null = nulls[0] if nulls else None
-    result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, most=MAX_PAIRS)
+    result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, limit=MAX_PAIRS)
     hints += map(Hint, result.problems)
     return result
 
@@ -286,8 +286,8 @@ def _read_pairs(
     For table rows, this entry is empty. rows: dict from the name of an attack's folder to its score rows.
     """
     pairs: dict[tuple[str, PlaceKey], ExamplePair] = {}
-    for source, some in rows.items():
-        for row in some[:MAX_PAIRS]:
+    for source, source_rows in rows.items():
+        for row in source_rows[:MAX_PAIRS]:
             if row.pair is not None:
                 pair = pairs[source, _get_place(row)] = read_pair(folder, row.pair, manifest.data.columns)
                 pairs["", _get_place(row)] = ExamplePair(original=pair.original)
@@ -324,9 +324,9 @@ def _list_hints(
         return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
-        one
+        hint
         for source, metadata in all_metadata.items()
-        for one in list_unfinished(
+        for hint in list_unfinished(
             metadata,
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},

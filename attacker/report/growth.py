@@ -70,10 +70,10 @@ def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> G
         return line
     if not noise.multiplier > 0:
         return line
-    least = 1 / (max(1, attack.distinct) + 1)
+    minimum = 1 / (max(1, attack.distinct) + 1)
     shares = {point.rounds: point.share for point in line.null}
     bound = []
     for point in line.points:
-        prior = min(max(shares.get(point.rounds, 0.0), least), 1 - 1e-9)
+        prior = min(max(shares.get(point.rounds, 0.0), minimum), 1 - 1e-9)
         bound.append(GrowthPoint(point.rounds, compute_bound(noise, prior=prior, times=uses * point.rounds)))
     return replace(line, bound=tuple(bound))

@@ -44,15 +44,15 @@ def list_unfinished(
     unscored = sum(state in FINISHED_STATES and scored.get(key) not in FINISHED_STATES for key, state in states.items())
     hints = []
     if waiting:
-        hints.append(Hint(f"{spec}: {waiting} of {format_cases(count)} not attacked yet.", replay))
+        hints.append(Hint(f"{spec}: {waiting} of {_format_cases(count)} not attacked yet.", replay))
     if interrupted:
-        hints.append(Hint(f"{spec}: {interrupted} of {format_cases(count)} interrupted: the best so far is shown.", replay))
+        hints.append(Hint(f"{spec}: {interrupted} of {_format_cases(count)} interrupted: the best so far is shown.", replay))
     if unscored and score:
-        hints.append(Hint(f"{spec}: {unscored} of {format_cases(count)} not scored yet.", score))
+        hints.append(Hint(f"{spec}: {unscored} of {_format_cases(count)} not scored yet.", score))
     return hints
 
 
-def format_cases(count: int) -> str:
+def _format_cases(count: int) -> str:
     """Return a number of cases and the verb "is" or "are", such as "1 case is" or "4 cases are"."""
     return f"{count} case is" if count == 1 else f"{count} cases are"
 

@@ -73,4 +73,4 @@ def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:
     """
     places = Counter((slot.example, slot.round) for slot in found.slots)
     examples = sorted({example for example, _ in places})
-    return {example: tuple(sorted(round for one, round in places if one == example)) for example in examples}
+    return {example: tuple(sorted(round for candidate, round in places if candidate == example)) for example in examples}

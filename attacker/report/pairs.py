@@ -157,7 +157,9 @@ def _make_cells(
     found, original: reconstruction and original, one value per column, in [0, 1] for continuous columns. In these columns,
     `found` is clamped to [0, 1].
     """
-    numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name, one[0] * (one[1].kind == "continuous")))
+    numbered = groupby(
+        enumerate(columns), key=lambda pair: (pair[1].kind, pair[1].name, pair[0] * (pair[1].kind == "continuous"))
+    )
     x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
     for (kind, name, _), group in numbered:
         at = [i for i, _ in group]

@@ -114,7 +114,9 @@ def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:
     """
     first = next((attack.unscored.found for attack in run.attacks if attack.unscored.found), ())
     return (
-        [one for one in first if one.shown.reconstruction][:STRIP_EXAMPLES] if conclusions.find_best_attack(run) is None else []
+        [example for example in first if example.shown.reconstruction][:STRIP_EXAMPLES]
+        if conclusions.find_best_attack(run) is None
+        else []
     )
 
 

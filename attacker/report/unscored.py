@@ -64,12 +64,12 @@ class UnscoredResults:
 
 
 def collect_unscored(
-    folder: Path, metadata: Record, scored: set[str], data: DataSpec, *, null: Path | None, most: int
+    folder: Path, metadata: Record, scored: set[str], data: DataSpec, *, null: Path | None, limit: int
 ) -> UnscoredResults:
     """Return the reconstructions of an attack for its cases without scores.
 
     folder: folder of its reconstructions. metadata: content of its attack.json. scored: keys of the cases to leave out, such as
-    those with scores. null: folder of its null's reconstructions, or None. most: maximum number of examples in
+    those with scores. null: folder of its null's reconstructions, or None. limit: maximum number of examples in
     `UnscoredResults.found`.
     """
     found: list[UnscoredExample] = []
@@ -91,9 +91,9 @@ def collect_unscored(
             continue
         total += len(answer.x)
         likely += int((answer.confidence >= MIN_LIKELY).sum())
-        if len(found) < most:
+        if len(found) < limit:
             beside = _read_null_examples(null, case, data)
-            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), most - len(found)))]
+            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), limit - len(found)))]
     return UnscoredResults(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
 
 
@@ -114,7 +114,7 @@ def _read(path: Path, data: DataSpec) -> Reconstruction:
     if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
         raise ValueError(
             f"{path} must hold examples of shape {data.shape} with one label and one confidence each, but its tensors x, y and "
-            f"confidence have shapes {', '.join(str(tuple(one.shape)) for one in (answer.x, answer.y, answer.confidence))}; "
+            f"confidence have shapes {', '.join(str(tuple(t.shape)) for t in (answer.x, answer.y, answer.confidence))}; "
             "delete it and replay the attack again"
         )
     return answer

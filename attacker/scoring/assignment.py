@@ -29,7 +29,7 @@ def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | Non
     if len(x) > len(owners):
         raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: call keep_first before, which drops the surplus")
     if len(x) and owners:
-        distances = torch.stack([(one - x.flatten(1)).square().mean(dim=1) for one in truth.flatten(1)])[owners]
+        distances = torch.stack([(original - x.flatten(1)).square().mean(dim=1) for original in truth.flatten(1)])[owners]
         distances = distances.nan_to_num(nan=float("inf"), posinf=1e9)
         for place, candidate in zip(*linear_sum_assignment(distances.clamp(max=1e9).numpy()), strict=True):
             known = assigned[owners[place]]
@@ -54,13 +54,13 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None) -> list[int]:
     return sorted(range(len(sure)), key=get_sort_key)
 
 
-def keep_first(found: Reconstruction, most: int) -> Reconstruction:
-    """Return the reconstruction with only its `most` best examples by the attack's own ranking, sorted, best first.
+def keep_first(found: Reconstruction, limit: int) -> Reconstruction:
+    """Return the reconstruction with only its `limit` best examples by the attack's own ranking, sorted, best first.
 
     If it has fewer examples, all are kept and sorted.
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """
-    kept = rank_candidates(found.confidence, found.explained)[:most]
+    kept = rank_candidates(found.confidence, found.explained)[:limit]
     numbers = {example: number for number, example in enumerate(kept)}
     slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
     explained = None if found.explained is None else found.explained[kept]

@@ -132,23 +132,23 @@ def _normalise(x: Tensor) -> Tensor:
     return direction
 
 
-def _estimate_chance(own: float, others: NDArray[Any]) -> float:
-    """Estimate the probability that a random other example is at a distance of at most `own` from a reconstruction.
+def _estimate_chance(distance: float, others: NDArray[Any]) -> float:
+    """Estimate the probability that a random other example is at a distance of at most `distance` from a reconstruction.
 
-    own: distance of the original. others: distances (n,) of a sample of other examples. If k > 0 of them are at most `own`, ties
-    included, the estimate is (1 + k) / (1 + n). If all are above `own`, it is extrapolated by a power law, see `chance` in
-    `Gallery.compare`.
+    distance: that of the original. others: distances (n,) of a sample of other examples. If k > 0 of them are at most `distance`,
+    ties included, the estimate is (1 + k) / (1 + n). If all are above `distance`, it is extrapolated by a power law, see `chance`
+    in `Gallery.compare`.
     """
     ordered = np.sort(others)
-    within = int((ordered <= own + 1e-6).sum())
+    within = int((ordered <= distance + 1e-6).sum())
     if within:
         return (1 + within) / (1 + len(ordered))
-    least = max(float(ordered[0]), 1e-6)
+    minimum = max(float(ordered[0]), 1e-6)
     count = min(TAIL_NEIGHBOURS, len(ordered) - 1)
     logs = np.log(max(float(ordered[count]), 1e-6) / np.maximum(ordered[:count], 1e-6)) if count else np.zeros(1)
     exponent = count / float(logs.sum()) if logs.sum() > 0 else MAX_TAIL_EXPONENT
     lower = min(max(exponent * (1 - 1.64 / np.sqrt(max(count, 1))), 0.0), MAX_TAIL_EXPONENT)
-    return float((max(own, 1e-9) / least) ** lower / (1 + len(ordered)))
+    return float((max(distance, 1e-9) / minimum) ** lower / (1 + len(ordered)))
 
 
 def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
@@ -169,7 +169,7 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
     else:
         rng = np.random.default_rng(0)
         drawn = (rng.choice(count, originals, replace=False) for _ in range(GALLERY_SIZE))
-        sums = np.array([_sum_best_distances(far[:, one].numpy()) for one in drawn])
+        sums = np.array([_sum_best_distances(far[:, sample].numpy()) for sample in drawn])
     own = _sum_best_distances(near.numpy())
     return float((1 + (sums < own - 1e-9).sum() + 0.5 * (np.abs(sums - own) <= 1e-9).sum()) / (1 + len(sums)))
 

@@ -94,6 +94,6 @@ def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:
         clients.setdefault(case.client, {}).setdefault(len(case.rounds), case)
     if not clients:
         return []
-    total = sum(max(case.examples for case in own.values()) for own in clients.values())
-    common = sorted(set.intersection(*(set(own) for own in clients.values())))
-    return [GrowthPoint(count, sum(own[count].recovered for own in clients.values()) / max(1, total)) for count in common]
+    total = sum(max(case.examples for case in cases.values()) for cases in clients.values())
+    common = sorted(set.intersection(*(set(cases) for cases in clients.values())))
+    return [GrowthPoint(count, sum(cases[count].recovered for cases in clients.values()) / max(1, total)) for count in common]

@@ -114,7 +114,7 @@ def is_recovered(x: Tensor, truth: Tensor, spec: DataSpec | None = None) -> Tens
 
 def group_columns(columns: Sequence[Column]) -> list[tuple[int, ...]]:
     """Return the indices of the one-hot columns of each categorical variable: adjacent columns with the same name."""
-    numbered = groupby(enumerate(columns), key=lambda one: (one[1].kind, one[1].name))
+    numbered = groupby(enumerate(columns), key=lambda pair: (pair[1].kind, pair[1].name))
     return [tuple(i for i, _ in group) for (kind, _), group in numbered if kind == "categorical"]
 
 

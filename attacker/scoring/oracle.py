@@ -60,7 +60,9 @@ def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor,
         for name in cohort or [row.client]
     ]
     total = sum(map(len, used))
-    shares = [len(own) if row.num_examples is None else min(row.num_examples, total) * len(own) // total for own in used]
-    x, y = scorer.data.train[[index for own, share in zip(used, shares, strict=True) for index in own[:share]]]
+    shares = [
+        len(indices) if row.num_examples is None else min(row.num_examples, total) * len(indices) // total for indices in used
+    ]
+    x, y = scorer.data.train[[index for indices, share in zip(used, shares, strict=True) for index in indices[:share]]]
     order = y.argsort(stable=True)
     return x[order], y[order]

@@ -21,7 +21,7 @@ FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_erro
 """Fields of score rows that `fill_failures` fills in for failures."""
 
 
-def get_score(row: ScoreRow, score: str) -> float | None:
+def _get_score(row: ScoreRow, score: str) -> float | None:
     """Return the field `score` of a row as a number for means: PSNR capped at `PSNR_OF_8_BITS`, True and False as 1 and 0.
 
     The result is None if the row does not have this score.
@@ -64,9 +64,9 @@ def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]
     """
     values: dict[int, list[float]] = {}
     for row in rows:
-        if (value := get_score(row, score)) is not None:
+        if (value := _get_score(row, score)) is not None:
             values.setdefault(row.index, []).append(value)
-    return {index: sum(own) / len(own) for index, own in values.items()}
+    return {index: sum(scores) / len(scores) for index, scores in values.items()}
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,11 @@ class RowPairs:
         Rows are ignored if the attack or the null has no value of the score. score: name of a field.
         """
         values: dict[int, list[float]] = {}
-        for one, other in zip(self.attack, self.null, strict=True):
-            attack_score, null_score = get_score(one, score), get_score(other, score)
+        for row, other in zip(self.attack, self.null, strict=True):
+            attack_score, null_score = _get_score(row, score), _get_score(other, score)
             if attack_score is not None and null_score is not None:
-                values.setdefault(one.index, []).append(attack_score - null_score)
-        return {index: sum(own) / len(own) for index, own in values.items()}
+                values.setdefault(row.index, []).append(attack_score - null_score)
+        return {index: sum(scores) / len(scores) for index, scores in values.items()}
 
     def compute_differences_from(self, score: str, control: str) -> dict[int, float]:
         """Return a dict from an example's index in the data set to its mean score in the attack minus its mean control there.

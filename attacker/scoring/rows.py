@@ -228,7 +228,7 @@ class ScoreRow:
         return found
 
 
-FIELD_NAMES: tuple[str, ...] = tuple(one.name for one in fields(ScoreRow))
+FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in fields(ScoreRow))
 
 
 @cache

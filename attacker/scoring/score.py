@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_or_explain
+from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_lpips
 from attacker.attacks.learned.perceptual import load as load_backbone
 from attacker.reconstruction import Reconstruction
 from attacker.replay.metadata_reader import read_metadata
@@ -92,7 +92,7 @@ class Scorer:
             load_backbone(*self._lpips)
         self.truth = RunTruth(truth, data)
         self.data = self.truth.data
-        self.tagger = semantic.load_or_explain(tagger, self.data.spec)
+        self.tagger = semantic.load_tagger(tagger, self.data.spec)
         self.bounds: CaseBounds | None = None
         self.check = UpdateCheck(run, self.truth)
         if bound_seconds:
@@ -102,7 +102,7 @@ class Scorer:
     @cached_property
     def lpips(self) -> Lpips | str:
         """Return the LPIPS model, or as text the reason why there is none."""
-        return load_or_explain(self.data.spec, *self._lpips)
+        return load_lpips(self.data.spec, *self._lpips)
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -180,7 +180,7 @@ class Scorer:
                 counts = [room[example.index] for example in examples]
                 measured = compare_examples(reconstruction, truth, labels.tolist(), self.data.spec, lpips=no_lpips, counts=counts)
                 recovered = sum(fields is not None and fields["success"] is True for fields in measured.fields)
-            rounds = tuple(sorted(one.round for one in observed))
+            rounds = tuple(sorted(observation.round for observation in observed))
             common = {"source": folder.name, "case": case["key"], "client": case["client"]}
             yield CaseGrowth(**common, rounds=rounds, examples=len(examples), recovered=recovered)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from defenses._registry import Registry
+from defenses.registry import Registry
 from fedsim.recording import DataSpec
 
 TagImages = Callable[[Tensor], Sequence[Collection[str]]]
@@ -87,8 +87,8 @@ class Tagger:
         """
         found: list[tuple[str, ...]] = []
         for chunk in torch.split(x.float().expand(-1, 3, -1, -1), CHUNK_IMAGES):
-            tags = [tuple(one) for one in self._tag(chunk)]
-            if len(tags) != len(chunk) or not all(isinstance(word, str) for one in tags for word in one):
+            tags = [tuple(tag) for tag in self._tag(chunk)]
+            if len(tags) != len(chunk) or not all(isinstance(word, str) for tag in tags for word in tag):
                 raise ValueError(f"tagger {self.name}: it must return one collection of texts for each of {len(chunk)} images")
             found += tags
         return found
@@ -108,21 +108,13 @@ def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, 
     if isinstance(tagger, str):
         return [{"tag_reason": tagger}] * len(x)
     return [
-        {"tagger": tagger.name, "tags_true": own, "tags_recovered": found, "tag_jaccard": measure_jaccard(own, found)}
-        for own, found in zip(tagger(truth), tagger(x), strict=True)
+        {"tagger": tagger.name, "tags_true": tags, "tags_recovered": found, "tag_jaccard": measure_jaccard(tags, found)}
+        for tags, found in zip(tagger(truth), tagger(x), strict=True)
     ]
 
 
-def load_tagger(name: str) -> Tagger:
-    """Return the tagger with a registered name, or the tagger that a factory `module:function`, which is imported, returns.
-
-    Raises ValueError if the name is unknown, or the packages that the tagger needs are not installed.
-    """
-    return Tagger(name, TAGGERS[name]())
-
-
-def load_or_explain(name: str | None, spec: DataSpec) -> Tagger | str:
-    """Return the tagger that `load_tagger` returns, or as text the reason why there is none.
+def load_tagger(name: str | None, spec: DataSpec) -> Tagger | str:
+    """Return the tagger with a registered name or of a factory `module:function`; or, as text, the reason why there is none.
 
     Reasons are that none is asked for, that it is not installed, and data that are not images of 1 or 3 channels.
     Raises ValueError for an unknown name.

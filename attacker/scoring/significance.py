@@ -43,13 +43,13 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
     values: attack minus null of each example. groups: cluster of each example; at least two clusters. If the standard error is 0,
     the p-value is 0 for a positive mean and 1 for any other mean.
     """
-    centre, error, count = _mean_and_error(values, groups)
+    centre, error, count = _compute_mean_and_error(values, groups)
     if error == 0:
         return 0.0 if centre > 0 else 1.0
     return float(t.sf(centre / error, count - 1))
 
 
-def _mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
+def _compute_mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
     """Return the mean over examples, its cluster-robust standard error, and the number of clusters.
 
     values: one per example. groups: cluster of each example; the caller must give at least two clusters.
@@ -130,7 +130,7 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
         found[cluster].append(float(norm.isf(chance)))
     if not found:
         return None
-    return sum(sum(own) / len(own) for own in found.values()) / sqrt(len(found))
+    return sum(sum(differences) / len(differences) for differences in found.values()) / sqrt(len(found))
 
 
 def bound_single_example(pairs: RowPairs) -> float | None:
@@ -140,21 +140,21 @@ def bound_single_example(pairs: RowPairs) -> float | None:
     chance (Bonferroni), and at most 1.
     """
     chances = [
-        chance for one, other in zip(pairs.attack, pairs.null, strict=True) if (chance := correct_chance(one, other)) is not None
+        chance for row, other in zip(pairs.attack, pairs.null, strict=True) if (chance := correct_chance(row, other)) is not None
     ]
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 
-def correct_chance(one: ScoreRow, other: ScoreRow) -> float | None:
-    """Return `chance` of the attack's row `one` divided by `chance` of the null's row `other`; at most 1, None if `one` has none.
+def correct_chance(row: ScoreRow, other: ScoreRow) -> float | None:
+    """Return `chance` of the attack's `row` divided by `chance` of the null's row `other`; at most 1, None if `row` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
     the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged
     if the null has none, or if the attack recovers the example and the null does not.
     """
-    if one.chance is None or other.chance is None or (one.success and not other.success):
-        return one.chance
-    return max(one.chance, min(1.0, one.chance / other.chance))
+    if row.chance is None or other.chance is None or (row.success and not other.success):
+        return row.chance
+    return max(row.chance, min(1.0, row.chance / other.chance))
 
 
 def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:
@@ -165,7 +165,7 @@ def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], le
     The standard error is replaced by the upper limit of its one-sided 90 % confidence interval, since few clusters determine it
     poorly. level: significance level of the test.
     """
-    _, error, count = _mean_and_error(values, groups)
+    _, error, count = _compute_mean_and_error(values, groups)
     wide = error * sqrt((count - 1) / chi2.ppf(0.1, count - 1))
     return float((t.isf(level, count - 1) + t.ppf(TEST_POWER, count - 1)) * wide)
 
@@ -207,13 +207,13 @@ def find_detectable_share(null: float, examples: int, clusters: int, level: floa
     null: share of `examples` examples that the null recovered; one success and one failure are added to it (Laplace). clusters:
     number of clusters; each is treated as one example, and at most 200 count. level: significance level.
     """
-    count, least = min(clusters, 200), (null * examples + 1) / (examples + 2)
+    count, minimum = min(clusters, 200), (null * examples + 1) / (examples + 2)
     differing = np.arange(count + 1)
     critical = binom.isf(level, differing, 0.5)
-    for share in np.linspace(least, 1, 41)[1:]:
-        more, less = share * (1 - least), least * (1 - share)
+    for share in np.linspace(minimum, 1, 41)[1:]:
+        more, less = share * (1 - minimum), minimum * (1 - share)
         weights = binom.pmf(differing, count, more + less)
         power = float((weights * binom.sf(critical, differing, more / (more + less)))[1:].sum())
         if power >= TEST_POWER:
-            return float(share - least)
+            return float(share - minimum)
     return None

@@ -65,13 +65,13 @@ def find_clusters(pairs: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, 
     pairs: (example, case) of every row. Clusters are the connected components of the graph that links the examples of each case.
     """
     nodes: dict[tuple[int, Hashable], int] = {}
-    ends = [[nodes.setdefault((side, one), len(nodes)) for side, one in enumerate(pair)] for pair in pairs]
+    ends = [[nodes.setdefault((side, value), len(nodes)) for side, value in enumerate(pair)] for pair in pairs]
     if not nodes:
         return {}
     graph = coo_matrix((np.ones(len(ends)), np.transpose(ends)), shape=(len(nodes), len(nodes)))
     components = connected_components(graph, directed=False)[1]
     numbers: dict[int, int] = {}
-    return {one: numbers.setdefault(components[node], len(numbers)) for (side, one), node in nodes.items() if side == 0}
+    return {value: numbers.setdefault(components[node], len(numbers)) for (side, value), node in nodes.items() if side == 0}
 
 
 def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Estimate:
@@ -146,7 +146,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
             _compute_quantiles(totals, sizes, value, error, level) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
         )
         low, high = value - max(above, half) * error, value - min(below, -half) * error
-    p10, middle, p90 = (float(one) for one in np.quantile(array, [0.1, 0.5, 0.9]))
+    p10, middle, p90 = (float(quantile) for quantile in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
 
 
@@ -164,7 +164,7 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     return array, np.bincount(index).astype(np.float64), index
 
 
-def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int64]) -> float:
+def _estimate_effective_number(array: Floats, sizes: Floats, clusters: NDArray[np.int64]) -> float:
     """Return the effective number of examples that `estimate_share` describes.
 
     For a share p near 0 or 1, few clusters show little of their variation, and the analysis of variance underestimates the
@@ -173,21 +173,21 @@ def _estimate_effective_number(array: Floats, sizes: Floats, own: NDArray[np.int
     ratio of quantiles, which `estimate_share` describes, is taken for the t distribution with 2 (K - 1) degrees of freedom, where
     K is the number of clusters.
 
-    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. own: (N,), index of each value's cluster.
+    array: (N,), values in [0, 1]. sizes: (K,), number of values of each cluster. clusters: (N,), index of each value's cluster.
     """
     total, count = float(sizes.sum()), len(sizes)
-    least = total**2 / float((sizes**2).sum())
+    minimum = total**2 / float((sizes**2).sum())
     if count == total or count < MIN_CORRELATION_CLUSTERS or np.ptp(array) == 0:
-        return least
-    value, means = float(array.mean()), np.bincount(own, array) / sizes
-    added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / least * (value**2 + (1 - value) ** 2)
+        return minimum
+    value, means = float(array.mean()), np.bincount(clusters, array) / sizes
+    added = PSEUDO_CLUSTERS * (2 * value - 1) ** 2 * total / minimum * (value**2 + (1 - value) ** 2)
     between = (float((sizes * (means - value) ** 2).sum()) + added) / (count - 1)
-    within = float(((array - means[own]) ** 2).sum()) / (total - count)
-    typical = (total - total / least) / (count - 1)
+    within = float(((array - means[clusters]) ** 2).sum()) / (total - count)
+    typical = (total - total / minimum) / (count - 1)
     whole = between + (typical - 1) * within
     correlation = min(max((between - within) / whole, 0.0), 1.0) if whole > 0 else 1.0
     known = (norm.ppf(0.5 + CONFIDENCE_LEVEL / 2) / t.ppf(0.5 + CONFIDENCE_LEVEL / 2, 2 * (count - 1))) ** 2
-    return max(float(known) * min(total / (1 + (total / least - 1) * correlation), total), least)
+    return max(float(known) * min(total / (1 + (total / minimum - 1) * correlation), total), minimum)
 
 
 def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:

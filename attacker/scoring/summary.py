@@ -226,5 +226,5 @@ def _compare_with_bounds(rows: Sequence[ScoreRow]) -> tuple[float | None, float 
     if not both:
         return None, None
     bound, error = fmean(bounds[index] for index in both), fmean(errors[index] for index in both)
-    least = 10 ** (-PSNR_OF_8_BITS / 10)  # smaller errors do not matter
-    return bound, max(bound, least) / max(error, least)
+    minimum = 10 ** (-PSNR_OF_8_BITS / 10)  # smaller errors do not matter
+    return bound, max(bound, minimum) / max(error, minimum)

@@ -78,5 +78,7 @@ def _has_other_prior(spec: str) -> bool:
         return False
     if not isinstance(call, ast.Call):
         return False
-    given = {one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)}
-    return any(argument in given and given[argument] not in own for argument, own in BUILT_IN_PRIORS.items())
+    given = {
+        keyword.arg: keyword.value.value for keyword in call.keywords if keyword.arg and isinstance(keyword.value, ast.Constant)
+    }
+    return any(argument in given and given[argument] not in values for argument, values in BUILT_IN_PRIORS.items())

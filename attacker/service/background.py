@@ -73,7 +73,7 @@ class BackgroundWork:
             self._components.metrics.count_arrived(rounds)
         if self._rules is None:
             return
-        new, self._behind = self._behind | {one.recording for one in rounds}, set()
+        new, self._behind = self._behind | {new_round.recording for new_round in rounds}, set()
         for run in self._components.catalogue.list_runs():
             if run.id not in new or run.manifest is None:
                 continue

@@ -72,7 +72,7 @@ class Feed:
         self.run = secrets.token_hex(4)
         self._events: deque[Event] = deque(maxlen=kept)
         self._listeners: set[_Listener] = set()
-        self._most, self._number, self._closed = listeners, 0, False
+        self._max_listeners, self._number, self._closed = listeners, 0, False
         self._lock = threading.Lock()
 
     def publish(self, kind: str, key: str, data: Any) -> None:
@@ -112,9 +112,9 @@ class Feed:
         """
         listener = _Listener(asyncio.get_running_loop())
         with self._lock:
-            if self._closed or len(self._listeners) >= self._most:
+            if self._closed or len(self._listeners) >= self._max_listeners:
                 raise TooManyListeners(
-                    f"no further page can receive events: {len(self._listeners)} of at most {self._most} do"
+                    f"no further page can receive events: {len(self._listeners)} of at most {self._max_listeners} do"
                     f"{', and the service is stopping' if self._closed else ''}; close some pages, or try again later"
                 )
             missed = self._list_missed(last)

@@ -169,32 +169,32 @@ class Rules:
 
     def _follow(self, rule: Rule, recording: RecordingIdentity, attempts: Mapping[int, int]) -> None:
         taken, chosen = self._ledger.list_taken(rule.name, recording), rule.choose_rounds(attempts)
-        if rule.rounds == "first" and any(one.round not in chosen for one in taken):
+        if rule.rounds == "first" and any(earlier.round not in chosen for earlier in taken):
             return
-        new = {TakenRound(*one) for one in attempts.items()} - taken
+        new = {TakenRound(*item) for item in attempts.items()} - taken
         if rule.rounds == "last":
-            self._leave_out(rule, recording, [one for one in new if one.round not in chosen], "there are newer rounds")
-        wanted = sorted(one for one in new if one.round in chosen)
+            self._leave_out(rule, recording, [found for found in new if found.round not in chosen], "there are newer rounds")
+        wanted = sorted(found for found in new if found.round in chosen)
         if rule.budget.behind is not None and len(wanted) > rule.budget.behind:
             late, wanted = wanted[: -rule.budget.behind], wanted[-rule.budget.behind :]
             self._leave_out(rule, recording, late, f"more than {rule.budget.behind} rounds wait, the limit of the rule")
-        for one in wanted:
+        for following in wanted:
             if reason := self._explain_limit(rule, recording):
-                self._leave_out(rule, recording, [one], reason)
+                self._leave_out(rule, recording, [following], reason)
             else:
-                self._submit(rule, recording, one, again=any(one.round == before.round for before in taken))
+                self._submit(rule, recording, following, again=any(following.round == earlier.round for earlier in taken))
         self._catch_up(rule, recording)
 
-    def _submit(self, rule: Rule, recording: RecordingIdentity, one: TakenRound, *, again: bool) -> None:
-        clients = self._choose_clients(rule, recording, one.round)
+    def _submit(self, rule: Rule, recording: RecordingIdentity, taken: TakenRound, *, again: bool) -> None:
+        clients = self._choose_clients(rule, recording, taken.round)
         if clients is None:
-            self._leave_out(rule, recording, [one], "no client of this round matches the patterns of the rule")
+            self._leave_out(rule, recording, [taken], "no client of this round matches the patterns of the rule")
             return
-        rounds = f"1-{one.round}" if _uses_all_rounds(rule) else str(one.round)
-        self._ledger.take(rule.name, recording, [one], rule.make_spec(recording.id, rounds, clients))
+        rounds = f"1-{taken.round}" if _uses_all_rounds(rule) else str(taken.round)
+        self._ledger.take(rule.name, recording, [taken], rule.make_spec(recording.id, rounds, clients))
         if again:
             message = "submits a job for round %d again: the round was recorded again, in attempt %d of the federation"
-            log.warning(f"rule %s, %s: {message}", rule.name, recording.id, one.round, one.attempt)
+            log.warning(f"rule %s, %s: {message}", rule.name, recording.id, taken.round, taken.attempt)
 
     def _choose_clients(self, rule: Rule, recording: RecordingIdentity, round: int) -> tuple[str, ...] | None:
         """Return the clients of a round that match the patterns of the rule.
@@ -234,7 +234,7 @@ class Rules:
     def _leave_out(self, rule: Rule, recording: RecordingIdentity, rounds: Sequence[TakenRound], reason: str) -> None:
         if rounds:
             self._ledger.take(rule.name, recording, rounds, None)
-            self._tell(rule, recording, sorted(one.round for one in rounds), reason)
+            self._tell(rule, recording, sorted(taken.round for taken in rounds), reason)
 
     def _tell(self, rule: Rule, recording: RecordingIdentity, rounds: list[int], reason: str) -> None:
         named = f"round {rounds[0]}" if len(rounds) == 1 else f"{len(rounds)} rounds from {rounds[0]} to {rounds[-1]}"

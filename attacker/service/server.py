@@ -45,8 +45,10 @@ class PatientProtocol(H11Protocol):
 
     def _make_room(self) -> None:
         """Close the connection that has waited longest for a request or the rest of one, since its opening or last response."""
-        waiting = (one for one in self.connections if isinstance(one, PatientProtocol) and one.is_waiting)
-        longest = min(waiting, key=lambda one: one._since, default=self)
+        waiting = (
+            connection for connection in self.connections if isinstance(connection, PatientProtocol) and connection.is_waiting
+        )
+        longest = min(waiting, key=lambda connection: connection._since, default=self)
         longest.transport.abort()
 
     @property
@@ -157,9 +159,9 @@ def make_server(app: FastAPI, settings: ServiceSettings) -> UvicornServer:
     try:
         config.load()
     except OSError as error:  # the TLS files are the only files that uvicorn's configuration loads
-        words = getattr(error, "reason", None) or error.strerror or error
+        reason = getattr(error, "reason", None) or error.strerror or error
         raise ValueError(
-            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {words}; "
+            f"cannot use --certfile {settings.certfile} with --keyfile {settings.keyfile}: {reason}; "
             "give a certificate and its own key, both as PEM"
         ) from None
     return UvicornServer(config, app)

@@ -41,9 +41,9 @@ class Keys:
         """
         return self._sign("name")[:12]
 
-    def is_token(self, given: str) -> bool:
-        """Return whether `given` is the token, in a time that does not depend on the content of `given`."""
-        return secrets.compare_digest(given.encode("utf-8", "surrogatepass"), self.token.encode())
+    def is_token(self, token: str) -> bool:
+        """Return whether `token` is the token, in a time that does not depend on the content of `token`."""
+        return secrets.compare_digest(token.encode("utf-8", "surrogatepass"), self.token.encode())
 
     def open_session(self, now: float | None = None) -> str:
         """Open a session of `SESSION_SECONDS`, and return its cookie: time of expiry, random id and signature, joined by dots.

@@ -66,8 +66,8 @@ def claim_folder(folder: Path, *, adopt: bool = False) -> Path:
     return folder
 
 
-def read_private(path: Path, most: int) -> bytes:
-    """Return the first `most` bytes of a regular file, or all if it is shorter. Links are not followed.
+def read_private(path: Path, limit: int) -> bytes:
+    """Return the first `limit` bytes of a regular file, or all if it is shorter. Links are not followed.
 
     Raises FileNotFoundError if there is no such file, and ValueError if it cannot be opened, is a link, has a second name (a hard
     link), is no regular file or, on POSIX systems, belongs to another user or is accessible to others.
@@ -98,7 +98,7 @@ def read_private(path: Path, most: int) -> bytes:
             raise ValueError(
                 f"{path} belongs to user {status.st_uid}, not to {os.geteuid()}; delete it, and the service writes a new one"
             )
-        return file.read(most)
+        return file.read(limit)
 
 
 def _check_parent(parent: Path) -> None:

@@ -125,11 +125,14 @@ def compare_settings(
         groups.setdefault((federation.training, federation.defense, federation.strength), []).append((federation, result))
     summaries = [_summarise(group) for group in groups.values()]
     settings = [
-        replace(one, on_front=_is_ranked(one) and not any(_dominates(other, one) for other in summaries)) for one in summaries
+        replace(setting, on_front=_is_ranked(setting) and not any(_dominates(other, setting) for other in summaries))
+        for setting in summaries
     ]
     comparisons = []
-    for training in dict.fromkeys(one.training for one in settings):
-        comparisons += _compare_with_winner([one for one in settings if one.training == training], grid.max_accuracy_loss)
+    for training in dict.fromkeys(setting.training for setting in settings):
+        comparisons += _compare_with_winner(
+            [setting for setting in settings if setting.training == training], grid.max_accuracy_loss
+        )
     return settings, comparisons
 
 
@@ -138,8 +141,8 @@ def _summarise(group: Sequence[tuple[GridFederation, FederationResult | None]]) 
     done = [(federation, result) for federation, result in group if result is not None and not result.failed]
     names = dict.fromkeys(name for _, result in done for name in result.attacks)
     attacks = {name: _summarise_attack(name, done) for name in names}
-    scored = [one for one in attacks.values() if one.rmse is not None]
-    strongest = min(scored, key=lambda one: fmean(one.errors.values()), default=None)
+    scored = [attack for attack in attacks.values() if attack.rmse is not None]
+    strongest = min(scored, key=lambda attack: fmean(attack.errors.values()), default=None)
 
     def average(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -157,58 +160,60 @@ def _summarise(group: Sequence[tuple[GridFederation, FederationResult | None]]) 
         accuracy=average(result.accuracy for _, result in done),
         loss=average(result.loss for _, result in done),
         bytes_up=average(result.bytes_up for _, result in done),
-        epsilon=max((one for one in epsilons if one is not None), default=None) if None not in epsilons else None,
+        epsilon=max((epsilon for epsilon in epsilons if epsilon is not None), default=None) if None not in epsilons else None,
         attacks=attacks,
         strongest=strongest.name if strongest else "",
-        audited=strongest is not None and (first.defense == UNDEFENDED or any(one.knows for one in scored)),
+        audited=strongest is not None and (first.defense == UNDEFENDED or any(attack.knows for attack in scored)),
     )
 
 
 def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, FederationResult]]) -> AttackOnSetting:
     own = [(federation.experiment.seed, result.attacks[name]) for federation, result in done if name in result.attacks]
-    rows = [((seed, one["index"]), f"{seed}/{one['case']}", one) for seed, scores in own for one in scores.examples]
+    rows = [
+        ((seed, example["index"]), f"{seed}/{example['case']}", example) for seed, scores in own for example in scores.examples
+    ]
     refused = next((scores.refused for _, scores in own if scores.refused), "")
     specs = tuple(dict.fromkeys(scores.spec for _, scores in own))
     knows = all(scores.knows for _, scores in own if not scores.refused)
-    errors, cases = {key: one["rmse"] for key, _, one in rows}, {key: case for key, case, _ in rows}
+    errors, cases = {key: example["rmse"] for key, _, example in rows}, {key: case for key, case, _ in rows}
     if not rows:
         return AttackOnSetting(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})
     clusters = find_clusters((key, case) for key, case, _ in rows)
     groups = [clusters[key] for key, _, _ in rows]
-    quality = [one["psnr"] for _, _, one in rows if one["psnr"] is not None]
+    quality = [example["psnr"] for _, _, example in rows if example["psnr"] is not None]
     return AttackOnSetting(
         name=name,
         specs=specs,
         knows=knows,
         refused=refused,
         rmse=mean(list(errors.values()), groups),
-        null_rmse=fmean(one["null_rmse"] for _, _, one in rows),
-        recovered=estimate_share([one["success"] for _, _, one in rows], groups),
-        null_recovered=fmean(one["null_success"] for _, _, one in rows),
+        null_rmse=fmean(example["null_rmse"] for _, _, example in rows),
+        recovered=estimate_share([example["success"] for _, _, example in rows], groups),
+        null_recovered=fmean(example["null_success"] for _, _, example in rows),
         psnr=fmean(quality) if quality else None,
         errors=errors,
         cases=cases,
     )
 
 
-def _is_ranked(one: SettingResult) -> bool:
-    return one.audited and one.accuracy is not None
+def _is_ranked(setting: SettingResult) -> bool:
+    return setting.audited and setting.accuracy is not None
 
 
-def _dominates(other: SettingResult, one: SettingResult) -> bool:
-    """Return whether `other` is at least as accurate and as protective as `one`, and better in at least one of the two.
+def _dominates(other: SettingResult, setting: SettingResult) -> bool:
+    """Return whether `other` is at least as accurate and as protective as `setting`, and better in at least one of the two.
 
     Protective means a high RMSE of the strongest attack. A setting that is not audited, has no known accuracy, or is of another
     training dominates none.
     """
-    if other.training != one.training or not _is_ranked(other):
+    if other.training != setting.training or not _is_ranked(other):
         return False
-    ours, theirs = (one.accuracy, _protection(one)), (other.accuracy, _protection(other))
+    ours, theirs = (setting.accuracy, _measure_protection(setting)), (other.accuracy, _measure_protection(other))
     return theirs != ours and all(b >= a for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None)
 
 
-def _protection(one: SettingResult) -> float:
-    return fmean(one.leak.errors.values()) if one.leak else 0.0
+def _measure_protection(setting: SettingResult) -> float:
+    return fmean(setting.leak.errors.values()) if setting.leak else 0.0
 
 
 def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> list[PairedComparison]:
@@ -217,21 +222,21 @@ def _compare_with_winner(settings: Sequence[SettingResult], max_loss: float) -> 
     Which setting is acceptable, and which is the winner, is defined in `compare_settings`; max_loss: largest loss of accuracy of
     an acceptable setting. Settings without an example in common with the winner are left out.
     """
-    plain = next((one.accuracy for one in settings if one.defense == UNDEFENDED), None)
+    plain = next((setting.accuracy for setting in settings if setting.defense == UNDEFENDED), None)
     able = [
-        one
-        for one in settings
-        if _is_ranked(one) and (plain is None or (one.accuracy is not None and one.accuracy >= plain - max_loss))
+        setting
+        for setting in settings
+        if _is_ranked(setting) and (plain is None or (setting.accuracy is not None and setting.accuracy >= plain - max_loss))
     ]
     if len(able) < 2:
         return []
-    winner = max(able, key=_protection)
+    winner = max(able, key=_measure_protection)
     comparisons = [
         found for other in able if other is not winner and (found := _compare_pair(winner, other, len(able) - 1)) is not None
     ]
-    known = [one.adjusted for one in comparisons if one.adjusted is not None]
+    known = [comparison.adjusted for comparison in comparisons if comparison.adjusted is not None]
     adjusted = iter(adjust_for_multiple_tests(known))
-    return [replace(one, adjusted=None if one.adjusted is None else next(adjusted)) for one in comparisons]
+    return [replace(comparison, adjusted=None if comparison.adjusted is None else next(adjusted)) for comparison in comparisons]
 
 
 def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> PairedComparison | None:
@@ -245,7 +250,7 @@ def _compare_pair(winner: SettingResult, other: SettingResult, number: int) -> P
     shared = [key for key in first.errors if key in second.errors]
     if not shared:
         return None
-    clusters = find_clusters((key, case) for one in (first, second) for key, case in one.cases.items())
+    clusters = find_clusters((key, case) for setting in (first, second) for key, case in setting.cases.items())
     groups = [clusters[key] for key in shared]
     values = [first.errors[key] - second.errors[key] for key in shared]
     difference = mean(values, groups, level=1 - FAMILY_ERROR_LEVEL / number)

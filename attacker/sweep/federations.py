@@ -80,7 +80,9 @@ def read_result(grid: SweepGrid, federation: GridFederation, out: Path) -> Feder
     stored = read_json(path, limit=MAX_RESULT_BYTES)
     if stored.pop("digest", None) != grid.digest(federation):
         return None
-    attacks = {name: AttackScores(**{**one, "examples": tuple(one["examples"])}) for name, one in stored.pop("attacks").items()}
+    attacks = {
+        name: AttackScores(**{**scores, "examples": tuple(scores["examples"])}) for name, scores in stored.pop("attacks").items()
+    }
     return FederationResult(**stored, attacks=attacks)
 
 
@@ -149,7 +151,7 @@ def _measure_attack(
     whose scores are not reported. The setting with the smallest mean RMSE there is then used on the reported clients.
     """
     recording, scorer = Recording(run / "recording"), Scorer(run, [run / "truth"])
-    reported, tuning = choose_clients(recording, grid)
+    reported, tuning = _choose_clients(recording, grid)
 
     def score(spec: AttackSpec, clients: Sequence[str], out: str) -> list[ScoreRow]:
         rows: list[ScoreRow] = []
@@ -165,7 +167,7 @@ def _measure_attack(
     spec = attack.candidates[0]
     try:
         if len(attack.candidates) > 1:
-            spec = min(attack.candidates, key=lambda one: _mean_error(score(one, tuning, TUNING_FOLDER)))
+            spec = min(attack.candidates, key=lambda spec: _compute_mean_error(score(spec, tuning, TUNING_FOLDER)))
         rows = score(spec, reported, RECONSTRUCTIONS_FOLDER)
     except ValueError as error:
         return AttackScores(spec=str(spec), knows=False, refused=str(error))
@@ -175,7 +177,7 @@ def _measure_attack(
     return AttackScores(spec=str(spec), knows=knows, outcome=outcome, examples=tuple(_list_examples(rows)))
 
 
-def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
+def _choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], list[str]]:
     """Return the names of the clients whose updates are attacked and reported, and of the clients that tune the attacks.
 
     No client is in both lists. Raises ValueError if no client is left to be reported; if there are only fewer than the grid asks
@@ -193,8 +195,8 @@ def choose_clients(recording: Recording, grid: SweepGrid) -> tuple[list[str], li
     return names[: min(grid.attacked.clients, left)], names[left:]
 
 
-def _mean_error(rows: Sequence[ScoreRow]) -> float:
-    values = [one["rmse"] for one in _list_examples(rows)]
+def _compute_mean_error(rows: Sequence[ScoreRow]) -> float:
+    values = [row["rmse"] for row in _list_examples(rows)]
     return sum(values) / len(values) if values else float("inf")
 
 

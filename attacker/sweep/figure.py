@@ -20,19 +20,19 @@ def draw_front(settings: Sequence[SettingResult]) -> str:
     attack might find more; nor are settings without a known accuracy.
     """
     points = [
-        (one.leak.rmse.value, one.accuracy, one)
-        for one in settings
-        if one.audited and one.accuracy is not None and one.leak is not None and one.leak.rmse is not None
+        (setting.leak.rmse.value, setting.accuracy, setting)
+        for setting in settings
+        if setting.audited and setting.accuracy is not None and setting.leak is not None and setting.leak.rmse is not None
     ]
     if not points:
         return ""
     with mpl.rc_context({"svg.hashsalt": "fedleak sweep", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        for x, y, one in points:
-            axes.plot(x, y, marker="o" if one.on_front else ".", color="tab:blue" if one.on_front else "tab:gray")
-            axes.annotate(one.name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
-        front = sorted((x, y) for x, y, one in points if one.on_front)
+        for x, y, setting in points:
+            axes.plot(x, y, marker="o" if setting.on_front else ".", color="tab:blue" if setting.on_front else "tab:gray")
+            axes.annotate(setting.name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        front = sorted((x, y) for x, y, setting in points if setting.on_front)
         axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1)
         axes.set(xlabel="RMSE of the strongest attack (larger: less leaks)", ylabel="accuracy")
         buffer = io.StringIO()

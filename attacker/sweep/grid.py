@@ -112,7 +112,7 @@ class GridFederation:
     def training(self) -> tuple[int, str, int]:
         """Return batch size, local work as text, and number of rounds; federations with the same three are compared."""
         training = self.experiment.training
-        return training.batch_size, describe_local_work(self.experiment), self.experiment.rounds
+        return training.batch_size, _describe_local_work(self.experiment), self.experiment.rounds
 
     @property
     def name(self) -> str:
@@ -138,16 +138,16 @@ class SweepGrid:
     @property
     def trials(self) -> int:
         """Return the largest number of candidates (settings to choose from) of an attack."""
-        return max(len(one.candidates) for one in self.attacks)
+        return max(len(attack.candidates) for attack in self.attacks)
 
     def digest(self, federation: GridFederation) -> str:
         """Return a hash of what determines a federation's results: its experiment, all attacks, and the field `attacked`."""
-        attacks = {one.name: [str(spec) for spec in one.candidates] for one in self.attacks}
+        attacks = {attack.name: [str(spec) for spec in attack.candidates] for attack in self.attacks}
         facts = [federation.experiment.to_toml(), attacks, self.attacked.model_dump()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def describe_local_work(experiment: Experiment) -> str:
+def _describe_local_work(experiment: Experiment) -> str:
     """Return the local work of a client in one round as text, such as "2 steps" or "1 epoch"."""
     training = experiment.training
     count, unit = (training.steps, "step") if training.steps is not None else (training.epochs or 1, "epoch")
@@ -184,7 +184,7 @@ def read_grid(path: Path) -> SweepGrid:
 
 
 def _check_tuning(path: Path, grid: SweepGrid) -> None:
-    tuned = {one.name: len(one.candidates) for one in grid.attacks if len(one.candidates) > 1}
+    tuned = {attack.name: len(attack.candidates) for attack in grid.attacks if len(attack.candidates) > 1}
     if tuned and not grid.attacked.tuning_clients:
         raise GridError(
             f"{path}: attacked.tuning_clients is 0, but a client is needed to choose among the settings of {', '.join(tuned)}; "
@@ -203,20 +203,18 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
             strengths.append((name, place, changes))
     axes = {"training.batch_size": file.batch_sizes, "training.steps": file.local_steps, "rounds": file.rounds}
     given = {key: values for key, values in axes.items() if values is not None}
-    for chosen in product(*given.values()):
-        for name, place, settings in strengths:
-            for seed in file.seeds:
-                overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
-                overrides.append(("record.rounds", file.attacked.rounds))
-                try:
-                    experiment = experiments.read(path.parent / file.experiment, overrides, own=True)
-                except ValueError as error:
-                    if name == UNDEFENDED:
-                        tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"
-                    else:
-                        tried = f"defenses.{name}, with {describe_settings(settings)}"
-                    raise GridError(f"{path}: {tried}: {error}") from None
-                yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
+    for chosen, (name, place, settings), seed in product(product(*given.values()), strengths, file.seeds):
+        overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
+        overrides.append(("record.rounds", file.attacked.rounds))
+        try:
+            experiment = experiments.read(path.parent / file.experiment, overrides, trusted=True)
+        except ValueError as error:
+            if name == UNDEFENDED:
+                tried = f"the experiment {file.experiment}, with batch_sizes, local_steps, rounds and seeds of the grid"
+            else:
+                tried = f"defenses.{name}, with {describe_settings(settings)}"
+            raise GridError(f"{path}: {tried}: {error}") from None
+        yield GridFederation(defense=name, strength=place, settings=settings, experiment=experiment)
 
 
 def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
@@ -228,9 +226,9 @@ def _read_attack(path: Path, name: str, table: Mapping[str, Any]) -> GridAttack:
     fixed = {key: value for key, value in table.items() if key not in ("attack", "settings")}
     choices = table.get("settings", [{}])
     try:
-        if not isinstance(choices, list) or not choices or not all(isinstance(one, dict) for one in choices):
+        if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
             raise ValueError(f"settings must be a list of tables of arguments, got {choices!r}")
-        specs = (AttackSpec(name=str(table.get("attack", name)), arguments={**fixed, **one}) for one in choices)
+        specs = (AttackSpec(name=str(table.get("attack", name)), arguments={**fixed, **choice}) for choice in choices)
         return GridAttack(name=name, candidates=tuple(specs))
     except ValueError as error:
         raise GridError(f"{path}: attacks.{name}: {error}") from None

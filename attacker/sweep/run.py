@@ -47,9 +47,9 @@ class SweepState:
 SweepWatch = Callable[[SweepProgress], None]
 
 
-def read_state(grid: SweepGrid, out: Path) -> SweepState:
+def _read_state(grid: SweepGrid, out: Path) -> SweepState:
     """Return the results in the folder `out`. A federation stored with other settings than the grid's counts as unfinished."""
-    return SweepState(results=tuple((one, read_result(grid, one, out)) for one in grid.federations))
+    return SweepState(results=tuple((federation, read_result(grid, federation, out)) for federation in grid.federations))
 
 
 def run_sweep(
@@ -69,7 +69,7 @@ def run_sweep(
     watch:   called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
-    left = [one for one, result in read_state(grid, out).results if result is None]
+    left = [federation for federation, result in _read_state(grid, out).results if result is None]
     total, started, deadline = len(grid.federations), monotonic(), monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     names = _measure_all(grid, left, out, workers=workers, ray=ray, deadline=deadline)
@@ -77,7 +77,7 @@ def run_sweep(
         pace = (monotonic() - started) / finished
         rest = len(left) - finished
         watch(SweepProgress(done=total - rest, total=total, name=name, seconds_left=pace * rest))
-    return read_state(grid, out)
+    return _read_state(grid, out)
 
 
 def _measure_all(
@@ -123,8 +123,8 @@ def _measure_in_processes(
         while queue or running:
             while queue and len(running) < workers:
                 rest = seconds - (monotonic() - begun)
-                one = queue.pop(0)
-                running[pool.submit(_measure_in_worker, grid, one, out, rest)] = one.name
+                federation = queue.pop(0)
+                running[pool.submit(_measure_in_worker, grid, federation, out, rest)] = federation.name
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name = running.pop(future)
                 if future.result():

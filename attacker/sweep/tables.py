@@ -56,38 +56,40 @@ def to_csv(settings: Sequence[SettingResult]) -> str:
     The column `counts` is True for the strongest attack of a setting, by which the setting is judged.
     """
     text = StringIO()
-    rows = [_describe_attack(one, name) for one in settings for name in (*one.attacks, *([] if one.attacks else [""]))]
+    rows = [
+        _describe_attack(setting, name) for setting in settings for name in (*setting.attacks, *([] if setting.attacks else [""]))
+    ]
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
 
 
-def _describe_attack(one: SettingResult, name: str) -> dict[str, Any]:
-    attack = one.attacks.get(name) or AttackOnSetting(name="", specs=(), knows=False, errors={}, cases={})
+def _describe_attack(setting: SettingResult, name: str) -> dict[str, Any]:
+    attack = setting.attacks.get(name) or AttackOnSetting(name="", specs=(), knows=False, errors={}, cases={})
     rmse, recovered = attack.rmse, attack.recovered
-    batch, work, rounds = one.training
+    batch, work, rounds = setting.training
     return {
         "batch_size": batch,
         "local_work": work,
         "rounds": rounds,
-        "defense": one.defense,
-        "strength": one.strength,
-        "settings": one.settings,
-        "seeds": one.finished,
-        "seeds_wanted": one.seeds,
-        "failed": one.failed,
-        "accuracy": _round(one.accuracy),
-        "loss": _round(one.loss),
-        "bytes_up": _round(one.bytes_up),
-        "epsilon": _round(one.epsilon),
+        "defense": setting.defense,
+        "strength": setting.strength,
+        "settings": setting.settings,
+        "seeds": setting.finished,
+        "seeds_wanted": setting.seeds,
+        "failed": setting.failed,
+        "accuracy": _round(setting.accuracy),
+        "loss": _round(setting.loss),
+        "bytes_up": _round(setting.bytes_up),
+        "epsilon": _round(setting.epsilon),
         "attack": name,
         "spec": "; ".join(attack.specs),
         "knows_defense": attack.knows,
         "refused": attack.refused,
-        "counts": name == one.strongest and bool(name),
-        "audited": one.audited,
-        "on_front": one.on_front,
+        "counts": name == setting.strongest and bool(name),
+        "audited": setting.audited,
+        "on_front": setting.on_front,
         "examples": len(attack.errors),
         "rmse": _round(rmse.value if rmse else None),
         "rmse_low": _round(rmse.low if rmse else None),
@@ -105,39 +107,39 @@ def _round(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def list_cells(one: SettingResult) -> list[str]:
+def list_cells(setting: SettingResult) -> list[str]:
     """Return the texts of a setting's line, in the order of `TABLE_COLUMNS`."""
-    batch, work, rounds = one.training
-    leak = one.leak
-    shown = NOT_AUDITED if leak is not None and not one.audited else leak.name if leak else one.failed or "not finished"
+    batch, work, rounds = setting.training
+    leak = setting.leak
+    shown = NOT_AUDITED if leak is not None and not setting.audited else leak.name if leak else setting.failed or "not finished"
     return [
         str(batch),
         work,
         str(rounds),
-        f"{one.name}: {one.settings}" if one.settings else one.name,
-        "" if one.accuracy is None else f"{one.accuracy:.3f}",
-        "" if one.bytes_up is None else f"{one.bytes_up / 1e6:.3g}",
-        _format_epsilon(one),
+        f"{setting.name}: {setting.settings}" if setting.settings else setting.name,
+        "" if setting.accuracy is None else f"{setting.accuracy:.3f}",
+        "" if setting.bytes_up is None else f"{setting.bytes_up / 1e6:.3g}",
+        _format_epsilon(setting),
         shown,
-        format_estimate(leak.rmse) if leak else "",
-        format_estimate(leak.recovered) if leak else "",
+        _format_estimate(leak.rmse) if leak else "",
+        _format_estimate(leak.recovered) if leak else "",
     ]
 
 
-def _format_epsilon(one: SettingResult) -> str:
-    if not one.finished:
+def _format_epsilon(setting: SettingResult) -> str:
+    if not setting.finished:
         return ""
-    return "infinite" if one.epsilon is None else f"{one.epsilon:.3g}"
+    return "infinite" if setting.epsilon is None else f"{setting.epsilon:.3g}"
 
 
-def format_estimate(one: Estimate | None) -> str:
+def _format_estimate(estimate: Estimate | None) -> str:
     """Return a value with its interval as text, such as "0.120 (0.100 to 0.140)"; "" for None.
 
     If there are too few independent examples for an interval, the range of the values is given, with the word "range".
     """
-    if one is None:
+    if estimate is None:
         return ""
-    return f"{one.value:.3f} ({'' if one.is_interval else 'range '}{one.low:.3f} to {one.high:.3f})"
+    return f"{estimate.value:.3f} ({'' if estimate.is_interval else 'range '}{estimate.low:.3f} to {estimate.high:.3f})"
 
 
 def to_latex(settings: Sequence[SettingResult]) -> str:
@@ -146,9 +148,9 @@ def to_latex(settings: Sequence[SettingResult]) -> str:
     The two objectives are accuracy and protection, the RMSE of the strongest attack, see `SettingResult.on_front`.
     """
     lines = [rf"\begin{{tabular}}{{{'l' * len(TABLE_COLUMNS)}}}", r"\toprule", " & ".join(TABLE_COLUMNS) + r" \\", r"\midrule"]
-    for one in settings:
-        cells = [escape_latex(cell) for cell in list_cells(one)]
-        lines.append(" & ".join(rf"\textbf{{{cell}}}" if one.on_front and cell else cell for cell in cells) + r" \\")
+    for setting in settings:
+        cells = [escape_latex(cell) for cell in list_cells(setting)]
+        lines.append(" & ".join(rf"\textbf{{{cell}}}" if setting.on_front and cell else cell for cell in cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -159,8 +161,8 @@ def escape_latex(text: str) -> str:
 
 def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Sequence[PairedComparison]) -> str:
     """Return one page that loads no other files: for each kind of training the best protected setting, the plot and the table."""
-    trainings = list(dict.fromkeys(one.training for one in settings))
-    figures = {training: draw_front([one for one in settings if one.training == training]) for training in trainings}
+    trainings = list(dict.fromkeys(setting.training for setting in settings))
+    figures = {training: draw_front([setting for setting in settings if setting.training == training]) for training in trainings}
     return (
         make_environment("attacker.sweep")
         .get_template("sweep.html")
@@ -174,7 +176,7 @@ def to_html(grid: SweepGrid, settings: Sequence[SettingResult], comparisons: Seq
             cells=list_cells,
             describe_comparison=describe_comparison,
             describe_training=describe_training,
-            unfinished=sum(one.seeds - one.finished for one in settings),
+            unfinished=sum(setting.seeds - setting.finished for setting in settings),
         )
     )
 
@@ -185,15 +187,15 @@ def describe_training(training: tuple[int, str, int]) -> str:
     return f"batches of {batch}, {work} a round, {rounds} round{'s' * (rounds != 1)}"
 
 
-def describe_comparison(one: PairedComparison) -> str:
+def describe_comparison(comparison: PairedComparison) -> str:
     """Return one sentence that compares the best protected setting (the winner) with another one.
 
     It gives the difference of the two settings' RMSE with its interval, the numbers of examples and of batches, and the adjusted
     p-value.
     """
-    found = one.difference
+    found = comparison.difference
     ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
-    names = f"behind {one.winner.name} than behind {one.other.name}"
+    names = f"behind {comparison.winner.name} than behind {comparison.other.name}"
     text = f"reconstructions have a higher RMSE, which is better protection, {names}, by {found.value:+.3f}"
-    chance = "" if one.adjusted is None else f", p = {one.adjusted:.2g} after Holm's correction"
+    chance = "" if comparison.adjusted is None else f", p = {comparison.adjusted:.2g} after Holm's correction"
     return f"{text} ({ends} {found.low:+.3f} to {found.high:+.3f}, {found.count} examples in {found.clusters} batches{chance})."

@@ -29,8 +29,8 @@ def gaussian(std: float | None = None, *, snr_db: float | None = None, scope: Sc
     assert snr_db is not None
     share = 1 / (1 + 10 ** (snr_db / 10))
 
-    def compute_noise(seen: Update) -> Tensor:
-        return compute_no_noise(seen) + share * sum(t.square().sum() for t in seen.values())
+    def compute_noise(received: Update) -> Tensor:
+        return compute_no_noise(received) + share * sum(t.square().sum() for t in received.values())
 
     return Channel(lambda update, known: update, noise=compute_noise)
 
@@ -44,7 +44,7 @@ def laplace(scale: float) -> Channel:
 
 
 def _make_noise_channel(variance: float) -> Channel:
-    def compute_noise(seen: Update) -> Tensor:
-        return compute_no_noise(seen) + variance * sum(t.numel() for t in seen.values())
+    def compute_noise(received: Update) -> Tensor:
+        return compute_no_noise(received) + variance * sum(t.numel() for t in received.values())
 
     return Channel(lambda update, known: update, noise=compute_noise)

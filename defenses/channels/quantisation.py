@@ -24,9 +24,9 @@ def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
         sizes = {name: known[f"size/{name}"] if error_feedback else _compute_mean(t.abs()) for name, t in update.items()}
         return {name: t * sizes[name] for name, t in signs.items()}
 
-    def learn(seen: Update) -> ChannelFacts:
-        signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in seen.items()}
-        return {**signs, **{f"size/{name}": _compute_mean(t.abs()) for name, t in seen.items()}}
+    def learn(received: Update) -> ChannelFacts:
+        signs = {f"sign/{name}": torch.where(t < 0, -torch.ones_like(t), torch.ones_like(t)) for name, t in received.items()}
+        return {**signs, **{f"size/{name}": _compute_mean(t.abs()) for name, t in received.items()}}
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         due = {name: t + state[name] if name in state else t for name, t in update.items()}
@@ -66,9 +66,9 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
     def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: _pull_to_interval(t, known[f"centre/{name}"], known[f"half/{name}"]) for name, t in update.items()}
 
-    def learn(seen: Update) -> ChannelFacts:
-        halves = {f"half/{name}": (compute_size(t, "linf") / (2 * levels)).to(t.dtype) for name, t in seen.items()}
-        return {**{f"centre/{name}": t for name, t in seen.items()}, **halves}
+    def learn(received: Update) -> ChannelFacts:
+        halves = {f"half/{name}": (compute_size(t, "linf") / (2 * levels)).to(t.dtype) for name, t in received.items()}
+        return {**{f"centre/{name}": t for name, t in received.items()}, **halves}
 
     return Channel(expect, learn)
 
@@ -97,13 +97,13 @@ def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:
         bounds = {name: (kappa * compute_size(t, norm)).to(t.dtype) for name, t in update.items()}
         return {name: t.maximum(-bounds[name]).minimum(bounds[name]) for name, t in update.items()}
 
-    def compute_noise(seen: Update) -> Tensor:
-        return compute_no_noise(seen) + sum(_compute_rounding_power(t, levels, norm) for t in seen.values())
+    def compute_noise(received: Update) -> Tensor:
+        return compute_no_noise(received) + sum(_compute_rounding_power(t, levels, norm) for t in received.values())
 
     return Channel(expect, noise=compute_noise)
 
 
-def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
+def _compute_rounding_power(received: Tensor, levels: int, norm: Norm) -> Tensor:
     """Estimate the expected squared norm of the rounding error of one received tensor, as a 0-d tensor.
 
     A step is the distance between two neighbouring levels. A value at the fraction p between two levels adds p (1 - p) squared
@@ -112,9 +112,9 @@ def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
     the number rounded down to level one, which is estimated as half the number received at level two. The mean of p (1 - p) is
     then taken as m (1 - m) / (1 + m), which is exact for uniform p (m = 1/2) and in the limit of small m.
     """
-    if seen.numel() == 0:
-        return seen.new_zeros(())
-    size = seen.abs().to(torch.promote_types(seen.dtype, torch.float32))
+    if received.numel() == 0:
+        return received.new_zeros(())
+    size = received.abs().to(torch.promote_types(received.dtype, torch.float32))
     smallest = torch.where(size > 0, size, torch.inf).amin()
     step = size.amax() / levels if norm == "linf" else torch.where(smallest.isfinite(), smallest, 0)
     steps = (size / torch.where(step > 0, step, 1)).round()
@@ -122,5 +122,5 @@ def _compute_rounding_power(seen: Tensor, levels: int, norm: Norm) -> Tensor:
     rounded_up = (ones - twos / 2).clamp(min=0)
     lowest = zeros + rounded_up
     p = rounded_up / lowest.clamp(min=1)
-    squared_steps = (seen.numel() - lowest) / 6 + lowest * p * (1 - p) / (1 + p)
-    return (step.square() * squared_steps).to(seen.dtype)
+    squared_steps = (received.numel() - lowest) / 6 + lowest * p * (1 - p) / (1 + p)
+    return (step.square() * squared_steps).to(received.dtype)

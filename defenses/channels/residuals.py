@@ -18,15 +18,15 @@ THRESHOLD = "threshold/"
 """Prefix of the names of thresholds among the tensors that a channel's `learn` returns."""
 
 
-def learn_thresholds(seen: Update, sent: Mask, scope: Scope) -> dict[str, Tensor]:
+def learn_thresholds(received: Update, sent: Mask, scope: Scope) -> dict[str, Tensor]:
     """Return for each tensor the smallest magnitude that was sent in it or, with scope "global", in the whole update.
 
     The result maps `THRESHOLD` + parameter name to a 0-d tensor, which is infinity if nothing was sent.
-    seen: the received update. sent: which coordinates of `seen` were sent.
+    received: the received update. sent: which coordinates of `received` were sent.
     """
     each = {
         name: torch.where(sent[name], t.abs(), torch.inf).amin() if t.numel() else t.new_full((), torch.inf)
-        for name, t in seen.items()
+        for name, t in received.items()
     }
     if scope == "global" and each:
         each = dict.fromkeys(each, torch.stack(list(each.values())).amin())

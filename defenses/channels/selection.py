@@ -39,8 +39,8 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
 
     return Channel(
         expect=lambda update, known: {**update, **defense.expect(select_tensors(update), known)},
-        learn=lambda seen: defense.learn(select_tensors(seen)),
-        noise=lambda seen: defense.noise(select_tensors(seen)),
+        learn=lambda received: defense.learn(select_tensors(received)),
+        noise=lambda received: defense.noise(select_tensors(received)),
         follow=follow if defense.follow else None,
     )
 
@@ -57,7 +57,7 @@ def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
 
     return Channel(
         expect=lambda update, known: to_update(defense.expect(to_gradient(update, learning_rate), known), learning_rate),
-        learn=lambda seen: defense.learn(to_gradient(seen, learning_rate)),
-        noise=lambda seen: defense.noise(to_gradient(seen, learning_rate)) * learning_rate**2,
+        learn=lambda received: defense.learn(to_gradient(received, learning_rate)),
+        noise=lambda received: defense.noise(to_gradient(received, learning_rate)) * learning_rate**2,
         follow=follow if defense.follow else None,
     )

@@ -25,9 +25,9 @@ def top_k(keep: float, *, scope: Scope = "tensor", error_feedback: bool = False)
     coordinates that the client sends. If fewer than k received values are not zero, all coordinates count as sent.
     """
 
-    def learn(seen: Update) -> ChannelFacts:
-        sent = choose_masks(seen, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel())))
-        return {**sent, **learn_thresholds(seen, sent, scope)}
+    def learn(received: Update) -> ChannelFacts:
+        sent = choose_masks(received, scope, lambda values: _compare_with_kth(values, count_kept(keep, values.numel())))
+        return {**sent, **learn_thresholds(received, sent, scope)}
 
     return Channel(mask_update, learn=learn, follow=follow_largest(error_feedback=error_feedback))
 
@@ -46,7 +46,7 @@ def random_k(keep: float, *, scope: Scope = "tensor", rescale: bool = False, err
 
     return Channel(
         expect,
-        learn=lambda seen: choose_masks(seen, scope, lambda values: _find_sent(values, count_kept(keep, values.numel()))),
+        learn=lambda received: choose_masks(received, scope, lambda values: _find_sent(values, count_kept(keep, values.numel()))),
         follow=follow_selected if error_feedback else None,
     )
 
@@ -61,9 +61,9 @@ def prune(ratio: float | None = None, *, threshold: float | None = None, error_f
     def find_sent(values: Tensor) -> Tensor:
         return _find_sent(values, count_unpruned(ratio or 0, values.numel()))
 
-    def learn(seen: Update) -> ChannelFacts:
-        sent = choose_masks(seen, "global", find_sent)
-        return {**sent, **learn_thresholds(seen, sent, "global")}
+    def learn(received: Update) -> ChannelFacts:
+        sent = choose_masks(received, "global", find_sent)
+        return {**sent, **learn_thresholds(received, sent, "global")}
 
     return Channel(mask_update, learn=learn, follow=follow_largest(error_feedback=error_feedback))
 
@@ -76,7 +76,7 @@ def gradient_dropout(p: float, *, rescale: bool = False, error_feedback: bool = 
     factor = 1 / (1 - p) if rescale else 1
     return Channel(
         lambda update, known: mask_update(update, known, factor),
-        learn=lambda seen: {n: t != 0 for n, t in seen.items()},
+        learn=lambda received: {n: t != 0 for n, t in received.items()},
         follow=follow_selected if error_feedback else None,
     )
 
@@ -102,10 +102,10 @@ def dgc(
     def find_sent(values: Tensor) -> Tensor:
         return values != 0 if warm_up_rounds else _find_sent(values, count_kept(keep, values.numel()))
 
-    def learn(seen: Update) -> ChannelFacts:
-        dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in seen.items() if is_dense(t, dense_vectors)}
-        sent = {**choose_masks({name: t for name, t in seen.items() if name not in dense}, "tensor", find_sent), **dense}
-        return {**sent, **learn_thresholds(seen, sent, "tensor")}
+    def learn(received: Update) -> ChannelFacts:
+        dense = {name: torch.ones_like(t, dtype=torch.bool) for name, t in received.items() if is_dense(t, dense_vectors)}
+        sent = {**choose_masks({name: t for name, t in received.items() if name not in dense}, "tensor", find_sent), **dense}
+        return {**sent, **learn_thresholds(received, sent, "tensor")}
 
     def bound(update: Update) -> Update:
         return update if clip_norm is None else scale_to(update, clip_norm / math.sqrt(workers))

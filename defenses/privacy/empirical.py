@@ -39,12 +39,12 @@ def choose_guesses(canaries: int, *, epsilon: float | None = None, delta: float 
     usual = min(canaries, max(100, canaries // 1000))
     if epsilon is None or not 0 < epsilon < MAX_EPSILON:
         return usual
-    shift = _find_largest(lambda one: compute_epsilon(Noise(2 / one), delta=delta, times=1) < epsilon, MAX_SHIFT)
+    shift = _find_largest(lambda shift: compute_epsilon(Noise(2 / shift), delta=delta, times=1) < epsilon, MAX_SHIFT)
     counts = [count for count in GUESS_COUNTS if count <= canaries] or [usual]
 
     def expect_bound(count: int) -> float:
         right = int(count * _expect_right(count / canaries, shift))
-        return _find_largest(lambda one: is_refuted(right, count, one, canaries=canaries), MAX_SHIFT)
+        return _find_largest(lambda shift: is_refuted(right, count, shift, canaries=canaries), MAX_SHIFT)
 
     return max(counts, key=expect_bound)
 
@@ -60,7 +60,7 @@ def _expect_right(share: float, shift: float) -> float:
     def count_above(score: float) -> float:
         return float(ndtr(shift / 2 - score) + ndtr(-shift / 2 - score))
 
-    score = _find_largest(lambda one: count_above(one) > share, MAX_SHIFT)
+    score = _find_largest(lambda score: count_above(score) > share, MAX_SHIFT)
     return float(ndtr(shift / 2 - score)) / count_above(score)
 
 
@@ -78,7 +78,7 @@ def bound_gaussian_epsilon(
     Gaussian noise.
     """
     _check_counts(right, guesses, canaries, delta, confidence)
-    shift = _find_largest(lambda one: is_refuted(right, guesses, one, canaries=canaries, confidence=confidence), MAX_SHIFT)
+    shift = _find_largest(lambda shift: is_refuted(right, guesses, shift, canaries=canaries, confidence=confidence), MAX_SHIFT)
     return compute_epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
 
 
@@ -107,8 +107,8 @@ def bound_epsilon_of_independent_guesses(
     if share <= 0.5:
         return 0.0
     count = guesses / inflate_variance(share, overlap)
-    least = float(beta.ppf(1 - confidence, share * count, (1 - share) * count + 1))
-    shift = min(2 * float(ndtri(least)), MAX_SHIFT)
+    minimum = float(beta.ppf(1 - confidence, share * count, (1 - share) * count + 1))
+    shift = min(2 * float(ndtri(minimum)), MAX_SHIFT)
     return compute_epsilon(Noise(2 / shift), delta=delta, times=1) if shift > 0 else 0.0
 
 
@@ -165,7 +165,9 @@ def bound_epsilon(right: int, guesses: int, *, canaries: int, delta: float, conf
     Source: Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run", theorem 5.2.
     """
     _check_counts(right, guesses, canaries, delta, confidence)
-    return _find_largest(lambda one: _chance(right, guesses, one, canaries=canaries, delta=delta) < 1 - confidence, MAX_EPSILON)
+    return _find_largest(
+        lambda epsilon: _chance(right, guesses, epsilon, canaries=canaries, delta=delta) < 1 - confidence, MAX_EPSILON
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from defenses import papers
-from defenses._registry.calls import Step
 from defenses.gradients import GradientSpec
+from defenses.registry.calls import Step
 from defenses.spec import DEFENSES, DefenseSpec
 
 Family = Literal["gaussian", "laplace"]
@@ -43,7 +43,7 @@ DATA_DEPENDENT_SCALE = Noise(why="the scale of the noise depends on the data")
 NO_ACCOUNTING_RULE = "no accounting rule is known for"
 
 
-def report_no_rule(name: str) -> Noise:
+def _report_no_rule(name: str) -> Noise:
     """Return the noise that is assumed for the defense `name` of another package: a multiplier of 0, with the reason.
 
     Whether that defense adds noise is unknown.
@@ -93,7 +93,7 @@ def find_gradient_noise(rule: GradientSpec, *, tensors: int) -> Noise:
     if rule.step is None:
         return NO_NOISE
     if rule.step.name not in ("dp_sgd", "fed_cdp"):
-        return NO_NOISE if rule.registry.is_builtin(rule.step.name) else report_no_rule(rule.step.name)
+        return NO_NOISE if rule.registry.is_builtin(rule.step.name) else _report_no_rule(rule.step.name)
     multiplier = _complete_arguments(rule.step, rule.registry[rule.step.name])["noise"]
     if multiplier is None:
         return DATA_DEPENDENT_SCALE
@@ -123,7 +123,7 @@ def _follow_step(step: Step, sent: _UpdateBounds, tensors: int) -> _UpdateBounds
         if part != NO_NOISE:
             sent = sent._replace(noise=part if part.why.startswith(NO_ACCOUNTING_RULE) else PARTIAL_NOISE)
     if not DEFENSES.is_builtin(step.name) and not sent.noise.multiplier:
-        sent = sent._replace(noise=report_no_rule(step.name))
+        sent = sent._replace(noise=_report_no_rule(step.name))
     bound = NORM_BOUNDS.get(step.name, _assume_unbounded)
     return sent._replace(length=math.inf if given.get("error_feedback") else bound(sent.length, given, tensors))
 

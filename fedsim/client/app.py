@@ -95,7 +95,7 @@ def make_client_app(settings_of: Callable[[Context], ClientSettings]) -> ClientA
     """
     masking = make_secure_mod(lambda context: settings_of(context).make_participant(context))
     app = ClientApp(
-        mods=[masking, make_memory_mod(lambda context: settings_of(context).find_folder(context)), make_defense_mod(settings_of)]
+        mods=[masking, make_memory_mod(lambda context: settings_of(context).find_folder(context)), _make_defense_mod(settings_of)]
     )
 
     @app.train()
@@ -205,7 +205,7 @@ def _split_weights(message: Message, context: Context, names: Sequence[str]) -> 
     return weights, records.to_tensors(own) if isinstance(own, ArrayRecord) else buffers
 
 
-def make_defense_mod(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
+def _make_defense_mod(settings_of: Callable[[Context], ClientSettings]) -> Callable[..., Message]:
     """Return a mod that applies the client's defense to the update in a reply, packs it, and adds the client's pseudonym.
 
     A mod is a function around Flower's handling of a message.

@@ -38,17 +38,17 @@ Code = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
-def make_command_line(words: str) -> typer.Typer:
-    """Return a command line without commands, with the help text `words` and the options --version and --code.
+def make_command_line(summary: str) -> typer.Typer:
+    """Return a command line without commands, with the help text `summary` and the options --version and --code.
 
     --code module:function imports code of the user. From then on, experiments and recordings may give this module:function in
     place of the name of a component, such as a model or a defense.
     For an unknown command, similar names are suggested.
     """
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=words)
+    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich", help=summary)
     app.suggest_commands = False  # Click suggests commands itself
 
-    @app.callback(help=words)
+    @app.callback(help=summary)
     def _read_options(
         show_version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help=VERSION_HELP)
@@ -57,7 +57,7 @@ def make_command_line(words: str) -> typer.Typer:
     ) -> None:
         if code:
             with report_errors():
-                from defenses._registry import references
+                from defenses.registry import references
 
                 for reference in code:
                     references.admit(reference)
@@ -96,7 +96,7 @@ def show_progress_bar() -> Iterator[Progress]:
         while not ended.wait(PROGRESS_SECONDS):
             for task in bar.tasks:
                 if not task.finished:
-                    err.print(describe_progress(task))  # the description is Rich markup already, as in the bar
+                    err.print(_describe_progress(task))  # the description is Rich markup already, as in the bar
 
     with bar:
         if not err.is_terminal:
@@ -107,11 +107,11 @@ def show_progress_bar() -> Iterator[Progress]:
             ended.set()
 
 
-def describe_progress(task: Task) -> str:
+def _describe_progress(task: Task) -> str:
     """Return the progress of a task as one line: the amount done of the total, the task's field `words`, and the time."""
     done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
-    words = task.fields.get("words", "")
-    return f"{task.description}: {done}{', ' * bool(words)}{words}, after {timedelta(seconds=int(task.elapsed or 0))}"
+    text = task.fields.get("words", "")
+    return f"{task.description}: {done}{', ' * bool(text)}{text}, after {timedelta(seconds=int(task.elapsed or 0))}"
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def report_errors(*, verbose: bool = False, kept: str = "nothing was written") -
         if verbose:
             raise
         # names may contain terminal escape sequences
-        message = "".join(c if c.isprintable() or c == "\n" else "?" for c in describe_error(error))
+        message = "".join(c if c.isprintable() or c == "\n" else "?" for c in _describe_error(error))
         err.print(f"[bold red]error[/] {escape(message)}")
         usage = isinstance(error, (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError))
         raise typer.Exit(2 if usage else 1) from None
@@ -157,7 +157,7 @@ ADVICE_BY_ERRNO = {  # what to do about an error of the operating system
 }
 
 
-def describe_error(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the message for an error, with advice for some kinds of errors.
 
     For an error of the operating system, the message contains the path, if known.

@@ -37,7 +37,7 @@ def prepare(
         from fedsim.config.experiment import read
         from fedsim.deployment.folders import prepare as make
 
-        resolved = read(experiment, [*map(parse_assignment, overrides or ())], own=True)
+        resolved = read(experiment, [*map(parse_assignment, overrides or ())], trusted=True)
         make(resolved, folder, hosts=hosts or (), days=days)
         out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; its folders: docs/deployment.md")
 
@@ -53,7 +53,7 @@ def split(
         from fedsim.config.experiment import read
         from fedsim.data.export import split as cut
 
-        handed = cut(read(experiment, [*map(parse_assignment, overrides or ())], own=True), folder)
+        handed = cut(read(experiment, [*map(parse_assignment, overrides or ())], trusted=True), folder)
         if as_json:
             print_json({"public": str(handed.public), "clients": list(map(str, handed.clients)), "sizes": list(handed.sizes)})
             return
@@ -141,12 +141,12 @@ def start(
         from fedsim.deployment.parties import make_command, replace_process
 
         layout = Layout(folder.absolute())
-        check_address(superlink)
+        _check_address(superlink)
         command = make_command(party, layout, superlink, bind=bind, secure=not insecure, control_from=control_from or ())
         replace_process(command, layout, party)
 
 
-def check_address(superlink: str) -> None:
+def _check_address(superlink: str) -> None:
     """Raise ValueError if `superlink` is not of the form HOST:PORT."""
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -165,7 +165,7 @@ def make_link(superlink: str | None, root_certificates: Path | None, *, insecure
         if root_certificates or insecure:
             raise ValueError("--root-certificates and --insecure require --superlink ADDRESS")
         return None
-    check_address(superlink)
+    _check_address(superlink)
     if insecure == (root_certificates is not None):
         raise ValueError("--superlink needs either --root-certificates FILE or --insecure, and not both")
     if root_certificates is not None and not root_certificates.is_file():

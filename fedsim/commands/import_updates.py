@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from safetensors.torch import load_file
 from torch import Tensor
 
-from defenses._registry import suggest_name
+from defenses.registry import suggest_name
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.config.experiment import ExperimentError, NamedSetting, describe_errors
@@ -225,21 +225,22 @@ def _rename_tensors(
 
     Raises ValueError if the settings name a tensor that the file or the model does not have, or two tensors get the same name.
     """
-    for own, name in settings.names.items():
-        if own not in tensors:
+    for given_name, name in settings.names.items():
+        if given_name not in tensors:
             raise ValueError(
-                f"{path}: no tensor {own!r}, which [names] of the import settings gives for the model's {name!r}; the file holds "
-                f"{', '.join(sorted(tensors)) or 'none'}; correct [names]"
+                f"{path}: no tensor {given_name!r}, which [names] of the import settings gives for the model's {name!r}; the "
+                f"file holds {', '.join(sorted(tensors)) or 'none'}; correct [names]"
             )
         if name not in state:
             raise ValueError(
-                f"[names] of the import settings: the model has no tensor {name!r}, given for {own!r}; it has {', '.join(state)}"
+                f"[names] of the import settings: the model has no tensor {name!r}, given for {given_name!r}; it has "
+                f"{', '.join(state)}"
             )
     if unknown := [name for name in settings.flatten if name not in state]:
         raise ValueError(f"flatten: the model has no tensor {unknown[0]!r}; it has {', '.join(state)}")
-    renamed = {settings.names.get(own, own): t for own, t in tensors.items()}
+    renamed = {settings.names.get(given_name, given_name): t for given_name, t in tensors.items()}
     if len(renamed) < len(tensors):
-        given = [settings.names.get(own, own) for own in tensors]
+        given = [settings.names.get(given_name, given_name) for given_name in tensors]
         double = next(name for name in given if given.count(name) > 1)
         raise ValueError(f"{path}: the settings give two of its tensors the same name {double!r}; correct [names]")
     return renamed

@@ -64,7 +64,7 @@ def write_starting_point(kind: str, folder: Path, data: Path | None = None) -> l
     from fedsim.recording.safe_files import name_errors
 
     if kind not in TEMPLATE_KINDS:
-        from defenses._registry import suggest_name
+        from defenses.registry import suggest_name
 
         raise ValueError(f"unknown template {kind!r}.{suggest_name(kind, TEMPLATE_KINDS)} Known: {', '.join(TEMPLATE_KINDS)}")
     if data is not None and kind not in DEFAULT_PATHS:

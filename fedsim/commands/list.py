@@ -14,7 +14,7 @@ from rich.markup import escape
 from fedsim.commands.console import Json, out, print_json, report_errors
 
 if TYPE_CHECKING:
-    from defenses._registry import Registry
+    from defenses.registry import Registry
 
 REGISTRY_KINDS = ("models", "datasets", "partitions", "strategies", "defenses", "gradients", "networks", "inputs")
 
@@ -27,7 +27,7 @@ def list_(
 ) -> None:
     """List the names that an experiment can use, with their arguments."""
     with report_errors():
-        found = describe_names(kind)
+        found = _describe_names(kind)
         if as_json:
             print_json(found)
             return
@@ -38,14 +38,14 @@ def list_(
                     out.print(f"    {key:<10} {escape(entry[key])}", style="dim")
 
 
-def describe_names(kind: str) -> dict[str, dict[str, Any]]:
+def _describe_names(kind: str) -> dict[str, dict[str, Any]]:
     """Return a dict from each name of a `kind` to a dict of texts: "summary", "arguments" (with defaults) and "reference".
 
     The reference is the cited publication. kind: one of `REGISTRY_KINDS`, such as "models" or "defenses". Raises ValueError for
     any other `kind`.
     """
     if kind not in REGISTRY_KINDS:
-        from defenses._registry import suggest_name
+        from defenses.registry import suggest_name
 
         raise ValueError(f"cannot list {kind!r}.{suggest_name(kind, REGISTRY_KINDS)} Known: {', '.join(REGISTRY_KINDS)}")
     if kind == "strategies":
@@ -95,7 +95,7 @@ def _find_registry(kind: str) -> "tuple[Registry[Any], Callable[[Any], Callable[
 
 def _describe(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return a dict of the summary, arguments and cited publication of a factory function, from its signature and docstring."""
-    from defenses._registry import read_source, read_summary
+    from defenses.registry import read_source, read_summary
 
     given = [p for p in inspect.signature(factory).parameters.values() if p.name not in HIDDEN_PARAMETERS]
     arguments = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in given)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from defenses._registry.references import NotAdmitted
+from defenses.registry.references import NotAdmitted
 from fedsim.recording import DamagedFile, Recording, Row, find_recording
 from fedsim.recording.index import make_path, query_index
 from fedsim.recording.index_database import INDEX_FILE
@@ -118,9 +118,9 @@ def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[
     rows: list[Row] = []
     rounds: list[int] = []
     try:
-        for (words,) in query_index(recording.folder, "PRAGMA integrity_check(1)"):
-            if words != "ok":
-                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub(" ", str(words))[:200]))
+        for (problem,) in query_index(recording.folder, "PRAGMA integrity_check(1)"):
+            if problem != "ok":
+                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub(" ", str(problem))[:200]))
         rows = recording.read_rows(on_damage=damage.add)
         rounds = recording.list_rounds()
     except DamagedFile as error:

@@ -85,7 +85,7 @@ def run(
     """
     with report_errors(verbose=verbose, kept="what was recorded so far can be attacked; continue with --resume"):
         if engine not in ("ray", "local", "deployment"):
-            from defenses._registry import suggest_name
+            from defenses.registry import suggest_name
 
             hint = suggest_name(engine, ("ray", "local", "deployment"))
             raise ValueError(f"--engine {engine!r} is unknown.{hint} Known: ray, local, deployment")
@@ -99,7 +99,7 @@ def run(
             *map(parse_assignment, overrides or ()),
             *((key, value) for key, value in recorded.items() if value is not None),
         ]
-        resolved = read(experiment, chosen, own=True)
+        resolved = read(experiment, chosen, trusted=True)
         if print_config:
             print(resolved.to_toml(), end="")
             return
@@ -112,7 +112,7 @@ def run(
         )  # fmt: skip
         if not (folder / "recording").exists():
             err.print(f"done; {escape(str(folder))} is on the server")
-            exit_if_failed(reported, allow_failures=allow_failures)
+            _exit_if_failed(reported, allow_failures=allow_failures)
             return
         result = describe_run(folder)
         if as_json:
@@ -124,16 +124,16 @@ def run(
             )
         from fedsim.server.outcome import find_failures
 
-        exit_if_failed(find_failures(folder), allow_failures=allow_failures)
+        _exit_if_failed(find_failures(folder), allow_failures=allow_failures)
 
 
-def exit_if_failed(words: str, *, allow_failures: bool) -> None:
-    """Print `words`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
+def _exit_if_failed(failures: str, *, allow_failures: bool) -> None:
+    """Print `failures`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
 
-    Do nothing if `words` is empty or failures are allowed.
+    Do nothing if `failures` is empty or failures are allowed.
     """
-    if words and not allow_failures:
-        err.print(f"[yellow]{escape(words)}[/]; with --allow-failures the exit status would be 0")
+    if failures and not allow_failures:
+        err.print(f"[yellow]{escape(failures)}[/]; with --allow-failures the exit status would be 0")
         raise typer.Exit(EXIT_FAILURES)
 
 
@@ -169,16 +169,16 @@ def federate(
 
     federation = FederationRun(
         experiment=experiment, out=folder.absolute(), device=device, client_seed=client_seed, threads=threads, resume=resume,
-        places=PartyLocations(public=public.absolute() if public else None),
+        locations=PartyLocations(public=public.absolute() if public else None),
     )  # fmt: skip
     printed, reported = list[str](), list[str]()
 
-    def print_warning(words: str) -> None:
-        if words.startswith(ending.FAILURE_PREFIX):
-            reported.append(words.removeprefix(ending.FAILURE_PREFIX))
+    def print_warning(message: str) -> None:
+        if message.startswith(ending.FAILURE_PREFIX):
+            reported.append(message.removeprefix(ending.FAILURE_PREFIX))
             return
-        printed.append(words)
-        err.print(f"[yellow]{escape(words)}[/]")
+        printed.append(message)
+        err.print(f"[yellow]{escape(message)}[/]")
 
     def check_end() -> None:
         if (folder / "recording").exists():
@@ -219,8 +219,8 @@ def _announce(federation: "FederationRun", folder: Path, print_warning: Callable
     size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
     if agreement := experiment.settle_agreement():
-        for words in agreement.list_warnings():
-            print_warning(words)
+        for message in agreement.list_warnings():
+            print_warning(message)
     check_room(
         folder,
         int(1e6 * megabytes),

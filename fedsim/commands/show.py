@@ -36,7 +36,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder of a run.")], as_js
             if key == "defense" or result[key] not in ("", "plain", False):
                 value = _drop_defaults(result[key]) if key == "training" else result[key]
                 out.print(f"[dim]{key.replace('_', ' '):>18}[/]  {escape(str(value) or 'none')}")
-        spent = {key: words for key, words in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
+        spent = {key: title for key, title in EPSILON_TITLES.items() if any(_is_number(row[key]) for row in result["per_round"])}
         states = [key for key in ("complete", "masked", "failed", "late") if key != "masked" or result["secure_aggregation"]]
         heads = ("round", *states, "bytes up", "loss", "accuracy", *spent.values())
         table = Table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -83,11 +83,11 @@ def _summarise_clients(rows: "Iterable[Row]") -> list[dict[str, Any]]:
     for row in rows:
         found.setdefault(row.client, []).append(row)
     clients = []
-    for client, own in sorted(found.items()):
-        reported = [row.num_examples for row in own if row.num_examples is not None]
-        complete = sum(row.status == "complete" for row in own)
+    for client, client_rows in sorted(found.items()):
+        reported = [row.num_examples for row in client_rows if row.num_examples is not None]
+        complete = sum(row.status == "complete" for row in client_rows)
         span = [min(reported), max(reported)] if reported else [None, None]
-        clients.append({"client": client, "rounds": len(own), "complete": complete, "num_examples": span})
+        clients.append({"client": client, "rounds": len(client_rows), "complete": complete, "num_examples": span})
     return clients
 
 
@@ -136,7 +136,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
     recording = Recording(at)
     m, counts = recording.manifest, recording.count_replies()
     metrics = {row["round"]: row for row in read_json_lines(folder / "metrics.jsonl") if type(row.get("round")) is int}
-    per_round = [asdict(own) | _read_measures(metrics.get(own.round, {})) for own in counts]
+    per_round = [asdict(count) | _read_measures(metrics.get(count.round, {})) for count in counts]
     return {
         "run": str(folder),
         "model": str(m.model),
@@ -150,7 +150,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "codec": m.codec,
         "created": m.created,
         "rounds": len(counts),
-        "complete": sum(own.complete for own in counts),
+        "complete": sum(count.complete for count in counts),
         "clients": recording.list_clients(),
         "per_client": _summarise_clients(
             row for row in recording.read_rows(on_damage=lambda error: None) if row.client != SUM_CLIENT

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from defenses._registry import references, suggest_name
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
+from defenses.registry import references, suggest_name
 from defenses.spec import DefenseSpec
 from fedsim.recording.array_archives import read_toml
 from fedsim.recording.selection import parse_clients, parse_rounds
@@ -201,10 +201,10 @@ class Experiment(_Frozen):
     @model_validator(mode="after")
     def _check_inputs(self) -> "Experiment":
         mixing = InputsSpec.parse(self.inputs).build()
-        if mixing is not None and self.training.batch_size < mixing.least:
+        if mixing is not None and self.training.batch_size < mixing.min_batch_size:
             raise ValueError(
-                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least {mixing.least}, "
-                f"got {self.training.batch_size}; raise it, or set inputs = ''"
+                f"inputs = {self.inputs!r} mixes the examples of a batch: training.batch_size must be at least "
+                f"{mixing.min_batch_size}, got {self.training.batch_size}; raise it, or set inputs = ''"
             )
         return self
 
@@ -251,11 +251,11 @@ CODE_KEYS = ("model", "data", "partition", "defense", "gradient", "network", "in
 """Keys that may name code as `module:function`."""
 
 
-def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = False) -> Experiment:
+def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, trusted: bool = False) -> Experiment:
     """Read an experiment from a TOML file.
 
     overrides: pairs (key, value) that replace values of the file, with dots between the keys of tables: "clients.count".
-    own:       whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
+    trusted:   whether the local user wrote or named the file. If so, code that it names as `module:function` is imported and
                allowed. If not, nothing is imported, and such a name is an error, here or when it is used, unless the user allowed
                it before, for example with --code.
 
@@ -271,7 +271,7 @@ def read(path: Path, overrides: Sequence[tuple[str, Any]] = (), *, own: bool = F
     for key, value in overrides:
         _override(raw, key, value)
     changed = tuple(key for key, _ in overrides)
-    for key in (key for key in CODE_KEYS if own and key in raw):
+    for key in (key for key in CODE_KEYS if trusted and key in raw):
         try:
             admit_code({key: raw[key]})
         except ValueError as error:
@@ -319,11 +319,11 @@ def describe_errors(error: ValidationError, source: str, model: type, changed: S
     changed: overridden keys, for which `OVERRIDE_SOURCE` is named instead.
     """
     lines = []
-    for one in error.errors():
-        key, words = ".".join(map(str, one["loc"])), _describe_error(one, model)
+    for problem in error.errors():
+        key, message = ".".join(map(str, problem["loc"])), _describe_error(problem, model)
         # the message begins with the key, as in "defense = 'clip(0)': ..."
-        about = key if one["loc"] else words.partition(" = ")[0]
-        lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {words}")
+        about = key if problem["loc"] else message.partition(" = ")[0]
+        lines.append(f"{_find_source(about, source, changed)}: {key or 'file'}: {message}")
     return "\n".join(lines).replace(f"{OVERRIDE_SOURCE}: file: ", f"{OVERRIDE_SOURCE}: ")
 
 

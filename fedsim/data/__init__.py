@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from defenses._registry import Registry, bind_arguments, calls, references
+from defenses.registry import Registry, bind_arguments, calls, references
 from fedsim.data.archives import npz
 from fedsim.data.base import Dataset, Examples
 from fedsim.data.client_parts import part, public

@@ -13,7 +13,7 @@ TIMEOUT_SECONDS = 15.0
 """Seconds without an answer after which a download fails."""
 
 
-def find_cache(root: str | None) -> Path:
+def _find_cache(root: str | None) -> Path:
     """Return the cache folder: `root`, or the environment variable FEDLEAK_CACHE, or `~/.cache/fedleak/datasets`."""
     return Path(root or os.environ.get("FEDLEAK_CACHE") or "~/.cache/fedleak/datasets").expanduser()
 
@@ -21,12 +21,12 @@ def find_cache(root: str | None) -> Path:
 def fetch_once(name: str, root: str | None, part: str, fetch: Callable[[str], None]) -> Path:
     """Return the cache folder, after downloading `part` into it unless it is there.
 
-    name:  name of the data set, for messages. root: see `find_cache`. part: path below the cache folder.
+    name:  name of the data set, for messages. root: see `_find_cache`. part: path below the cache folder.
     fetch: function that downloads `part` into a given folder. This is a temporary folder, from which the complete result is moved
            into the cache.
     Raises FileNotFoundError, with a message of one line, if the download fails or cannot be written.
     """
-    folder = find_cache(root)
+    folder = _find_cache(root)
     place = folder / part
     if place.exists():
         return folder

@@ -60,58 +60,58 @@ def write_public(folder: Path, data: Dataset, sizes: Sequence[int]) -> None:
     _write(folder, {"spec": asdict(data.spec), "class_names": data.class_names, "sizes": sorted(map(int, sizes))}, data.test)
 
 
-def fit_to(own: Dataset, like: Dataset) -> Dataset:
-    """Return the data set `own` with the specification and the class names of `like`, the server's public description.
+def fit_to(data: Dataset, like: Dataset) -> Dataset:
+    """Return `data` with the specification and the class names of `like`, the server's public description.
 
     Labels stay as they are; `renumber_classes` changes them.
     Raises ValueError if shapes or columns differ, if a label is not among the classes of `like`, or if a class has another name
     than the class of the same number in `like` and both data sets have names other than numbers.
     """
-    if own.spec.shape == like.spec.shape and own.spec.columns != like.spec.columns:
+    if data.spec.shape == like.spec.shape and data.spec.columns != like.spec.columns:
         raise ValueError(
-            f"{own.name}: columns, ranges or categories differ from those of {like.name}, the server's description of the data; "
-            "load the same columns, and give the data set the same arguments ranges and categories at all parties"
+            f"{data.name}: columns, ranges or categories differ from those of {like.name}, the server's description of the "
+            "data; load the same columns, and give the data set the same arguments ranges and categories at all parties"
         )
-    if own.spec.shape != like.spec.shape:
+    if data.spec.shape != like.spec.shape:
         raise ValueError(
-            f"{own.name}: examples have shape {own.spec.shape}, but those of {like.name}, the server's description of the data, "
-            f"have {like.spec.shape}; load your data in that shape"
+            f"{data.name}: examples have shape {data.spec.shape}, but those of {like.name}, the server's description of the "
+            f"data, have {like.spec.shape}; load your data in that shape"
         )
-    for examples in (own.train, own.test):
+    for examples in (data.train, data.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:
             raise ValueError(
-                f"{own.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes of {like.name}, "
+                f"{data.name}: label {examples.labels.max()} is not one of the {like.spec.num_classes} classes of {like.name}, "
                 f"0 to {like.spec.num_classes - 1}; correct or remove these examples"
             )
     if (
-        _has_names(own)
+        _has_names(data)
         and _has_names(like)
-        and (renamed := [a for a, b in zip(own.class_names, like.class_names, strict=False) if a != b])
+        and (renamed := [a for a, b in zip(data.class_names, like.class_names, strict=False) if a != b])
     ):
         raise ValueError(
-            f"{own.name}: class {renamed[0]!r} has another index than in {like.name}, or is not among its classes; write your "
+            f"{data.name}: class {renamed[0]!r} has another index than in {like.name}, or is not among its classes; write your "
             f"data with `fedsim part`, which accepts only these classes, in this order: {', '.join(like.class_names)}"
         )
-    return replace(own, spec=like.spec, class_names=like.class_names)
+    return replace(data, spec=like.spec, class_names=like.class_names)
 
 
-def renumber_classes(own: Dataset, like: Dataset) -> Dataset:
-    """Return the data set `own` with its classes renumbered as in `like`, matched by name.
+def renumber_classes(data: Dataset, like: Dataset) -> Dataset:
+    """Return `data` with its classes renumbered as in `like`, matched by name.
 
     A party that holds only some of the classes numbers them differently. If the classes of either data set are named by their
-    numbers, `own` is returned unchanged. Raises ValueError for a class that `like` does not have.
+    numbers, `data` is returned unchanged. Raises ValueError for a class that `like` does not have.
     """
-    if not (_has_names(own) and _has_names(like)):
-        return own
-    if unknown := [name for name in own.class_names if name not in like.class_names]:
+    if not (_has_names(data) and _has_names(like)):
+        return data
+    if unknown := [name for name in data.class_names if name not in like.class_names]:
         raise ValueError(
-            f"{own.name}: class {unknown[0]!r} is not one of {like.name}'s classes, which are {', '.join(like.class_names)}; "
+            f"{data.name}: class {unknown[0]!r} is not one of {like.name}'s classes, which are {', '.join(like.class_names)}; "
             "rename it, or remove its examples"
         )
-    numbers = np.array([like.class_names.index(name) for name in own.class_names])
-    train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (own.train, own.test))
-    spec = replace(own.spec, num_classes=like.spec.num_classes)
-    return replace(own, spec=spec, train=train, test=test, class_names=like.class_names)
+    numbers = np.array([like.class_names.index(name) for name in data.class_names])
+    train, test = (replace(examples, labels=numbers[examples.labels]) for examples in (data.train, data.test))
+    spec = replace(data.spec, num_classes=like.spec.num_classes)
+    return replace(data, spec=spec, train=train, test=test, class_names=like.class_names)
 
 
 def _has_names(data: Dataset) -> bool:
@@ -121,10 +121,10 @@ def _has_names(data: Dataset) -> bool:
 
 def concatenate(*parts: Examples) -> Examples:
     """Concatenate examples, without their groups. If some have uint8 values and others float32, all become float32."""
-    values = [one.values for one in parts]
-    if len({one.dtype for one in values}) > 1:
-        values = [one.astype(np.float32) / 255 if one.dtype == np.uint8 else one for one in values]
-    return Examples(values=np.concatenate(values), labels=np.concatenate([one.labels.astype(np.int64) for one in parts]))
+    values = [part.values for part in parts]
+    if len({array.dtype for array in values}) > 1:
+        values = [array.astype(np.float32) / 255 if array.dtype == np.uint8 else array for array in values]
+    return Examples(values=np.concatenate(values), labels=np.concatenate([part.labels.astype(np.int64) for part in parts]))
 
 
 class _PartMetadata:
@@ -171,8 +171,8 @@ def _check(path: Path, spec: DataSpec, examples: Examples) -> None:
     if len(values) and values.dtype != np.uint8 and not (values.min() >= 0 and values.max() <= 1):
         raise ValueError(f"{path}: values must lie in [0, 1], got [{values.min()}, {values.max()}]")
     if len(values) and not 0 <= examples.labels.min() <= examples.labels.max() < spec.num_classes:
-        least, most = examples.labels.min(), examples.labels.max()
-        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got labels from {least} to {most}")
+        minimum, maximum = examples.labels.min(), examples.labels.max()
+        raise ValueError(f"{path}: labels must be from 0 to {spec.num_classes - 1}, got labels from {minimum} to {maximum}")
 
 
 def _make_empty(spec: DataSpec) -> Examples:

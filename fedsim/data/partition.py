@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from defenses._registry import Registry, bind_arguments
+from defenses.registry import Registry, bind_arguments
 from fedsim.data import Examples
 
 Indices = NDArray[np.int64]
@@ -80,8 +80,8 @@ def k_classes(examples: Examples, clients: int, rng: np.random.Generator, *, k: 
         )
     holders = _share_slots([len(members) for members in classes], limits, clients * k)
     parts: list[list[int]] = [[] for _ in range(clients)]
-    for members, own in zip(classes, _draw_holders(holders, clients, rng), strict=True):
-        for client, part in zip(own, np.array_split(rng.permutation(members), max(len(own), 1)), strict=False):
+    for members, holding in zip(classes, _draw_holders(holders, clients, rng), strict=True):
+        for client, part in zip(holding, np.array_split(rng.permutation(members), max(len(holding), 1)), strict=False):
             parts[client].extend(part.tolist())
     return _sort_parts(parts)
 

@@ -1,23 +1,27 @@
-"""Loaders of data sets that scikit-image and scikit-learn ship, so that nothing is downloaded."""
+"""Loaders of data sets that scikit-image and scikit-learn ship, so that nothing is downloaded.
 
-from importlib.resources import files
+Files are read without importing these packages where possible, since every client process would spend seconds on the import.
+"""
+
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedsim.data.base import Array, Dataset, Examples, hold_out_every_fifth
 from fedsim.data.encoding import scale
 from fedsim.recording.observation import Column, DataSpec
 
 PHOTOGRAPHS = {
-    "astronaut": ("skimage.data", "astronaut.png"),
-    "cat": ("skimage.data", "chelsea.png"),
-    "coffee": ("skimage.data", "coffee.png"),
-    "motorcycle": ("skimage.data", "motorcycle_left.png"),
-    "rocket": ("skimage.data", "rocket.jpg"),
-    "tissue": ("skimage.data", "ihc.png"),
-    "palace": ("sklearn.datasets.images", "china.jpg"),
-    "flower": ("sklearn.datasets.images", "flower.jpg"),
+    "astronaut": ("skimage/data", "astronaut.png"),
+    "cat": ("skimage/data", "chelsea.png"),
+    "coffee": ("skimage/data", "coffee.png"),
+    "motorcycle": ("skimage/data", "motorcycle_left.png"),
+    "rocket": ("skimage/data", "rocket.jpg"),
+    "tissue": ("skimage/data", "ihc.png"),
+    "palace": ("sklearn/datasets/images", "china.jpg"),
+    "flower": ("sklearn/datasets/images", "flower.jpg"),
 }
 MIN_CONTRAST = 0.04
 """Smallest standard deviation of a crop that is used. Flat crops, such as sky, are easy to guess and would flatter attacks."""
@@ -63,16 +67,17 @@ def _cut_windows(image: Array, size: int) -> list[tuple[int, Array]]:
 
 
 def _read_photograph(name: str) -> Array:
-    from skimage.io import imread
-
-    image: Array = imread(_find_shipped("photos", *PHOTOGRAPHS[name]))[..., :3]
-    return image
+    with Image.open(_find_shipped("photos", *PHOTOGRAPHS[name])) as image:
+        return np.asarray(image)[..., :3]
 
 
-def _find_shipped(name: str, package: str, file: str) -> Path:
-    path = Path(str(files(package))) / file
+def _find_shipped(name: str, folder: str, file: str) -> Path:
+    """Return the path of a file in a folder of an installed package, such as "skimage/data", without importing the package."""
+    package = folder.partition("/")[0]
+    spec = find_spec(package)
+    path = Path(*(spec.submodule_search_locations or ()) if spec else ()).parent / folder / file
     if not path.exists():
-        raise FileNotFoundError(f"{name}: {path} is missing; reinstall {package.split('.')[0]}, which ships it")
+        raise FileNotFoundError(f"{name}: {path} is missing; reinstall {package}, which ships it")
     return path
 
 
@@ -85,7 +90,7 @@ def lfw_patches() -> Dataset:
 
     The label is 1 for a face and 0 for another patch; every fifth example is held out.
     """
-    patches = np.load(_find_shipped("lfw_patches", "skimage.data", "lfw_subset.npy"), allow_pickle=False)
+    patches = np.load(_find_shipped("lfw_patches", "skimage/data", "lfw_subset.npy"), allow_pickle=False)
     values = patches.astype(np.float32)[:, None]
     labels = (np.arange(len(values)) < 100).astype(np.int64)
     spec = DataSpec(shape=(1, 25, 25), num_classes=2)
@@ -94,12 +99,10 @@ def lfw_patches() -> Dataset:
 
 def digits() -> Dataset:
     """Load handwritten digits, 8x8 grey (UCI, through scikit-learn); every fifth example is held out."""
-    from sklearn.datasets import load_digits
-
-    loaded = load_digits()
-    images = (loaded.images / 16).astype(np.float32)[:, None]
+    rows = np.loadtxt(_find_shipped("digits", "sklearn/datasets/data", "digits.csv.gz"), delimiter=",")  # 64 pixels, label
+    images = (rows[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     spec = DataSpec(shape=(1, 8, 8), num_classes=10)
-    return hold_out_every_fifth("digits", spec, tuple("0123456789"), Examples(values=images, labels=loaded.target))
+    return hold_out_every_fifth("digits", spec, tuple("0123456789"), Examples(values=images, labels=rows[:, -1].astype(np.int64)))
 
 
 def breast_cancer(ranges_from: str = "held_out") -> Dataset:

@@ -74,7 +74,7 @@ def _load(name: str, kind: str, part: str, root: str | None, normalise: bool, me
     from torchvision import datasets as published
 
     source: Callable[..., Any] = getattr(published, kind)
-    folder = fetch_once(name, root, part, lambda own: source(own, train=True, download=True))
+    folder = fetch_once(name, root, part, lambda folder: source(folder, train=True, download=True))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CIFAR's files use type names of numpy from 2009

@@ -37,18 +37,18 @@ def make_client_app(run_of: Callable[[Context], FederationRun]) -> ClientApp:
 
     def make_settings(run: FederationRun) -> client_side.ClientSettings:
         run.admit_code()
-        data, places, named = run.load_data(), run.places, run.experiment.data
+        data, locations, named = run.load_data(), run.locations, run.experiment.data
         inputs = InputsSpec.parse(run.experiment.inputs)
-        own = None if places.data is None else np.arange(len(data.train))
+        own = None if locations.data is None else np.arange(len(data.train))
         return client_side.ClientSettings(
             model=run.make_model_spec(),
             data=data.spec,
             training=run.experiment.training,
             defense=run.experiment.parse_defense(),
-            private=places.private or run.out / "clients",
-            truth=places.truth or run.out / "truth",
+            private=locations.private or run.out / "clients",
+            truth=locations.truth or run.out / "truth",
             described=lambda: (
-                datasets.describe(data, named.name, named.arguments) if own is None else places.describe_dataset(data)
+                datasets.describe(data, named.name, named.arguments) if own is None else locations.describe_dataset(data)
             ),
             holdings=lambda number: (data.train, run.split()[number] if own is None else own),
             gradient=GradientSpec.parse(run.experiment.gradient),

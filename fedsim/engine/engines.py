@@ -110,7 +110,12 @@ def run_ray(server: ServerApp, clients: ClientApp, count: int, resources: dict[s
 
     level = logging.INFO if verbose else logging.ERROR
     # a new cluster: otherwise Ray joins one that runs on this machine, or waits for one that has ended
-    initialise: dict[str, Any] = {"address": "local", "log_to_driver": verbose, "logging_level": level}
+    initialise: dict[str, Any] = {
+        "address": "local",
+        "log_to_driver": verbose,
+        "logging_level": level,
+        "include_dashboard": False,
+    }
     try:
         run_simulation(
             server_app=server,
@@ -156,7 +161,7 @@ def run_deployment(experiment: FederationRun, superlink: Link | None, on_round: 
     on_words: called with each line in which the server warns of missing clients, missing replies or failures.
     Raises EngineError if the federation fails, and ValueError if processes are to be started and the run's folder does not suit.
     """
-    public, resume = experiment.places.public, superlink is None or experiment.resume
+    public, resume = experiment.locations.public, superlink is None or experiment.resume
     if superlink is None:
         experiment = experiment.settle()
         experiment.prepare()

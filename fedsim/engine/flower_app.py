@@ -21,7 +21,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from defenses._registry import references
+from defenses.registry import references
 from fedsim import data as datasets
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.engine.apps import make_client_app, make_server_app
@@ -47,58 +47,60 @@ def find_client_run(context: Context) -> FederationRun:
 
     Raises ValueError if the node config names the experiment that the client agreed to, and the server asks for another one.
     """
-    own = context.node_config
-    seed = own.get("client-seed")
-    if datasets.is_code(str(own.get("data", ""))):
-        references.admit(str(own["data"]))
-    agreed = read(Path(str(own["experiment"])), own=True) if "experiment" in own else None
-    run = _build_run(*_read_config(context.run_config), _read_places(own), None if seed is None else int(seed))
+    config = context.node_config
+    seed = config.get("client-seed")
+    if datasets.is_code(str(config.get("data", ""))):
+        references.admit(str(config["data"]))
+    agreed = read(Path(str(config["experiment"])), trusted=True) if "experiment" in config else None
+    run = _build_run(*_read_config(context.run_config), _read_locations(config), None if seed is None else int(seed))
     if agreed is not None and agreed != run.experiment:
         changed = [key for key in Experiment.model_fields if getattr(agreed, key) != getattr(run.experiment, key)]
         raise ValueError(
-            f"the server's experiment differs in {', '.join(changed)} from {own['experiment']}, to which this client agreed; "
+            f"the server's experiment differs in {', '.join(changed)} from {config['experiment']}, to which this client agreed; "
             "agree with the server's operator on one experiment, and store it in this file"
         )
     return run
 
 
-def _read_places(own: Any) -> PartyLocations:
-    """Return the client's data set and folders from its node config `own`. A field is None if `own` lacks its key."""
-    private, truth, public = (Path(str(own[key])).absolute() if key in own else None for key in ("private", "truth", "public"))
-    return PartyLocations(data=str(own["data"]) if "data" in own else None, private=private, truth=truth, public=public)
+def _read_locations(config: Any) -> PartyLocations:
+    """Return the client's data set and folders from its node config. A field is None if `config` lacks its key."""
+    private, truth, public = (
+        Path(str(config[key])).absolute() if key in config else None for key in ("private", "truth", "public")
+    )
+    return PartyLocations(data=str(config["data"]) if "data" in config else None, private=private, truth=truth, public=public)
 
 
 def _read_config(config: Any) -> tuple[str, str, str, bool, str, int]:
-    words = str(config["experiment"]), str(config.get("settings", "")), str(config["out"])
-    return (*words, bool(config["resume"]), str(config.get("device", "auto")), int(config.get("threads", 1)))
+    texts = str(config["experiment"]), str(config.get("settings", "")), str(config["out"])
+    return (*texts, bool(config["resume"]), str(config.get("device", "auto")), int(config.get("threads", 1)))
 
 
 @lru_cache(maxsize=4)
 def _build_run(
-    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, places: PartyLocations, seed: int | None
+    experiment: str, settings: str, out: str, resume: bool, device: str, threads: int, locations: PartyLocations, seed: int | None
 ) -> FederationRun:
     run = FederationRun(
-        experiment=_read_experiment(experiment, settings, own=places.private is None),
+        experiment=_read_experiment(experiment, settings, trusted=locations.private is None),
         out=Path(out).absolute(),
         resume=resume,
         device=device,
         threads=threads or None,
         client_seed=seed,
-        places=places,
+        locations=locations,
     )
-    return run if places.private is not None or places.public is not None else run.settle()
+    return run if locations.private is not None or locations.public is not None else run.settle()
 
 
-def _read_experiment(path: str, settings: str, *, own: bool) -> Experiment:
+def _read_experiment(path: str, settings: str, *, trusted: bool) -> Experiment:
     """Return the experiment in `settings`, the content of a TOML file. If `settings` is empty, read the file at `path` instead.
 
-    own: whether to import code that the file at `path` names, such as a user's model. It is False for a client whose node config
-    names a private folder, as in a deployment, since the server chooses the path.
+    trusted: whether to import code that the file at `path` names, such as a user's model. It is False for a client whose node
+    config names a private folder, as in a deployment, since the server chooses the path.
     """
     if settings:
         return validate(tomllib.loads(settings), source="run config, settings")
     here = Path(path)
-    return read(here if here.exists() else Path(__file__).parents[2] / path, own=own)
+    return read(here if here.exists() else Path(__file__).parents[2] / path, trusted=trusted)
 
 
 client = make_client_app(find_client_run)

@@ -40,16 +40,16 @@ class PartyLocations:
         own = datasets.load_text(self.data)
         return own if facts is None else parts.fit_to(own, facts)
 
-    def describe_dataset(self, own: Dataset) -> dict[str, object]:
-        """Return a dict that identifies this client's data set: name and arguments from `data`, content hash and size of `own`.
+    def describe_dataset(self, dataset: Dataset) -> dict[str, object]:
+        """Return a dict that identifies this client's data set: its name, arguments, content hash and size.
 
-        own: the data set that `load_dataset` returned.
+        dataset: the data set that `load_dataset` returned.
 
         The client writes this dict to its truth folder, so that scoring can load the same examples.
         """
         assert self.data is not None
         name, arguments = datasets.parse_text(self.data)
-        return datasets.describe(own, name, arguments)
+        return datasets.describe(dataset, name, arguments)
 
 
 SIMULATION_LOCATIONS = PartyLocations()

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from defenses._registry import references
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
+from defenses.registry import references
 from fedsim import data as datasets
 from fedsim import models
 from fedsim.config.experiment import Experiment, read, validate
@@ -57,7 +57,7 @@ class FederationRun:
                  secrets from the operating system. It is no part of the experiment.
     threads:     PyTorch's intra-op threads of one client; None does not change them.
     resume:      whether to continue an unfinished run.
-    places:      data set and folders of this party; by default everybody has the data, and everything is in `out`.
+    locations:   data set and folders of this party; by default everybody has the data, and everything is in `out`.
     code:        names `module:function` of code that the local user allowed to be imported.
     """
 
@@ -67,7 +67,7 @@ class FederationRun:
     client_seed: int | None = None
     threads: int | None = 1
     resume: bool = False
-    places: PartyLocations = SIMULATION_LOCATIONS
+    locations: PartyLocations = SIMULATION_LOCATIONS
     code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:
@@ -83,7 +83,7 @@ class FederationRun:
         return ModelSpec(name=named.name, arguments=named.arguments, network=network)
 
     def load_data(self) -> datasets.Dataset:
-        return self.places.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
+        return self.locations.load_dataset() or datasets.load(self.experiment.data.name, **self.experiment.data.arguments)
 
     def split(self) -> list[NDArray[np.int64]]:
         """Load and split the experiment's data set; return a list with the indices (n,) of each client's training examples."""
@@ -93,17 +93,17 @@ class FederationRun:
         """Return a list of the number of examples that each client trains on.
 
         With canaries, which are pairs of examples for an audit of leakage, a client trains on one of each pair, and the other is
-        not counted. If `places.public` is set, as on a server without data, the sizes are read there, in ascending order instead
-        of the clients' order.
+        not counted. If `locations.public` is set, as on a server without data, the sizes are read there, in ascending order
+        instead of the clients' order.
         Raises ValueError if that folder lists another number of clients than the experiment.
         """
         canaries = self.experiment.clients.canaries
-        if self.places.public is None:
+        if self.locations.public is None:
             return [len(part) - canaries for part in self.split()]
-        found = parts.read_sizes(self.places.public)
+        found = parts.read_sizes(self.locations.public)
         if len(found) != self.experiment.clients.count:
             raise ValueError(
-                f"{self.places.public} lists the sizes of {len(found)} clients, and clients.count = "
+                f"{self.locations.public} lists the sizes of {len(found)} clients, and clients.count = "
                 f"{self.experiment.clients.count}; run fedsim split again, or correct clients.count"
             )
         return [size - canaries for size in found]
@@ -247,7 +247,7 @@ class FederationRun:
         """
         first, stop, wanted = (count_rounds(self.out / "state") or 0) + 1, self.experiment.rounds + 1, self.parse_wanted().rounds
         ranges = (range(first, stop),) if wanted is None else wanted.ranges
-        recorded = sum(len(range(max(one.start, first), min(one.stop, stop))) for one in ranges)
+        recorded = sum(len(range(max(numbers.start, first), min(numbers.stop, stop))) for numbers in ranges)
         return (recorded * self._count_round_bytes() + 2 * self._count_checkpoint_bytes()) / 1e6
 
     def parse_wanted(self) -> RecordSelection:
@@ -257,14 +257,14 @@ class FederationRun:
     def prepare(self) -> None:
         """Create the folder `out` if it does not exist, and write the experiment with all defaults to experiment.toml there.
 
-        Unless `places.public` is set, the client seed is stored too, if none is stored yet. Raises ValueError if `out` holds a
+        Unless `locations.public` is set, the client seed is stored too, if none is stored yet. Raises ValueError if `out` holds a
         finished run, another experiment or other files, and `UnfinishedRun` for an unfinished run if `resume` is not set.
         """
         if self.is_done():
             raise ValueError(f"{self.out} holds a finished run already; choose another folder")
         check_run(make_private(self.out))
         write_bytes(self.out / "experiment.toml", self.experiment.to_toml().encode())
-        if self.places.public is None and not self._simulation.exists():  # otherwise the clients run on other machines
+        if self.locations.public is None and not self._simulation.exists():  # otherwise the clients run on other machines
             make_private(self._simulation.parent, below=self.out)
             write_json(self._simulation, {"client_seed": self.client_seed}, below=self.out)
 

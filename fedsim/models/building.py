@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from defenses._registry import Registry, bind_arguments, references
 from defenses.networks import NetworkSpec, find_last_linear
+from defenses.registry import Registry, bind_arguments, references
 from fedsim.models.foreign import ModuleSpec, adapt
 from fedsim.models.imprint import STATISTICS, Imprint
 from fedsim.models.lenet import lenet_cpl, lenet_dlg

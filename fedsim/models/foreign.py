@@ -26,16 +26,16 @@ def adapt(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     double precision is converted to float32, and the output of the network, if it is an object or a dictionary, is replaced by
     its `logits`.
     """
-    compute_in_float32(take_tokens_as_floats(model))
+    _compute_in_float32(_take_tokens_as_floats(model))
     if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         training = model.training
         with torch.no_grad():
             model.eval()(torch.zeros(1, *shape))
         model.train(training)
-    return return_logits(model)
+    return _return_logits(model)
 
 
-def compute_in_float32(model: nn.Module) -> nn.Module:
+def _compute_in_float32(model: nn.Module) -> nn.Module:
     """Convert a network whose parameters are all in half precision or float64 to float32 in place, and return it.
 
     Attacks compute in float32. The original types stay known, see `find_client_types`. A network of several types stays as it is,
@@ -50,12 +50,12 @@ def compute_in_float32(model: nn.Module) -> nn.Module:
 
 
 def find_client_types(model: nn.Module) -> dict[str, torch.dtype]:
-    """Return the types of a network's tensors by name, as the user's function made them, before `compute_in_float32`."""
+    """Return the types of a network's tensors by name, as the user's function made them, before `_compute_in_float32`."""
     known: dict[str, torch.dtype] | None = vars(model).get(_CLIENT_TYPES)
     return dict(known) if known is not None else {name: tensor.dtype for name, tensor in model.state_dict().items()}
 
 
-def take_tokens_as_floats(model: nn.Module) -> nn.Module:
+def _take_tokens_as_floats(model: nn.Module) -> nn.Module:
     """Make the embeddings of a network accept indices as floats, by forward pre-hooks, and return the network.
 
     Examples are tensors of floats, also those that hold tokens.
@@ -66,23 +66,23 @@ def take_tokens_as_floats(model: nn.Module) -> nn.Module:
     return model
 
 
-def convert_indices(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def convert_indices(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Return the arguments of an embedding with the first, its indices, converted from floats to int64.
 
     If the first argument is not a tensor of floats, None is returned, which leaves the arguments unchanged.
     """
-    if given and isinstance(given[0], Tensor) and given[0].is_floating_point():
-        return (given[0].long(), *given[1:])
+    if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        return (args[0].long(), *args[1:])
     return None
 
 
-def return_logits(model: nn.Module) -> nn.Module:
+def _return_logits(model: nn.Module) -> nn.Module:
     """Make a network that returns an object or a dictionary return its `logits` instead, by a hook; return the network."""
     model.register_forward_hook(take_logits)
     return model
 
 
-def take_logits(model: nn.Module, given: tuple[Any, ...], output: Any) -> Tensor | None:
+def take_logits(model: nn.Module, args: tuple[Any, ...], output: Any) -> Tensor | None:
     """Return the tensor `logits` of an output object or dictionary; None, which leaves the output unchanged, if it has none."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     return logits if isinstance(logits, Tensor) else None
@@ -93,7 +93,7 @@ def copy_module(module: nn.Module) -> nn.Module:
 
     It also works for modules that store results of computations, such as those of `torch.nn.utils.weight_norm`.
     """
-    values = [value for one in module.modules() for value in vars(one).values()]
+    values = [value for submodule in module.modules() for value in vars(submodule).values()]
     computed = {id(value): value.detach().clone() for value in values if isinstance(value, Tensor) and not value.is_leaf}
     return copy.deepcopy(module, computed)
 
@@ -119,5 +119,5 @@ class ModuleSpec(ModelSpec):
 
         It takes floats as indices of embeddings, computes in float32 and returns logits, see `adapt`.
         """
-        module = compute_in_float32(take_tokens_as_floats(copy_module(self.module)))
-        return return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)
+        module = _compute_in_float32(_take_tokens_as_floats(copy_module(self.module)))
+        return _return_logits(module.to("meta") if torch.get_default_device().type == "meta" else module)

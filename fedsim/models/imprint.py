@@ -21,7 +21,7 @@ def _average(size: int) -> Tensor:
     return torch.full((size,), 1 / size)
 
 
-def _cosine(size: int, mode: int = 32) -> Tensor:
+def _compute_cosine(size: int, mode: int = 32) -> Tensor:
     """Return the weights (size,) of a cosine wave of `mode` half periods, as in the paper's code.
 
     Weight i is (4 mode / size) cos(pi mode (i + 0.5) / size).
@@ -32,7 +32,7 @@ def _cosine(size: int, mode: int = 32) -> Tensor:
 
 STATISTICS: Mapping[str, tuple[Callable[[int], Tensor], torch.distributions.Distribution]] = {
     "average": (_average, torch.distributions.Normal(0.0, 1.0)),
-    "cosine": (_cosine, torch.distributions.Laplace(0.0, 1 / math.sqrt(2))),
+    "cosine": (_compute_cosine, torch.distributions.Laplace(0.0, 1 / math.sqrt(2))),
 }
 """The linear statistic by name, with the distribution whose quantiles are the thresholds if its spread is 1."""
 

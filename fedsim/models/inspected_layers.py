@@ -70,14 +70,14 @@ def find_embeddings(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in tables)
 
 
-def _resolve(module: nn.Module, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _resolve(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the own parameters of a module by name; weights that hooks compute before each pass replace their origins."""
-    found = {name: value.detach() for name, value in own.items()}
-    for name in [name.removesuffix("_orig") for name in own if name.endswith("_orig")]:
+    found = {name: value.detach() for name, value in tensors.items()}
+    for name in [name.removesuffix("_orig") for name in tensors if name.endswith("_orig")]:
         mask = getattr(module, f"{name}_mask", None)
         value = found.pop(f"{name}_orig")
         found[name] = value if mask is None else value * mask
-    for name in [name.removesuffix("_v") for name in own if name.endswith("_v") and f"{name[:-2]}_g" in own]:
+    for name in [name.removesuffix("_v") for name in tensors if name.endswith("_v") and f"{name[:-2]}_g" in tensors]:
         direction, length = found.pop(f"{name}_v"), found.pop(f"{name}_g")
         shared = tuple(axis for axis, size in enumerate(length.shape) if size == 1) or None
         own_length = torch.linalg.vector_norm(direction, dim=shared, keepdim=True)
@@ -139,6 +139,6 @@ def is_large(weight: Tensor) -> bool:
     return weight.ndim >= 2 and len(weight) >= MIN_ROWS and weight[0].numel() >= MIN_COLUMNS
 
 
-def spread_rows(rows: Tensor, most: int) -> Tensor:
-    """Return at most `most` rows, evenly spread over all."""
-    return rows if len(rows) <= most else rows[torch.linspace(0, len(rows) - 1, most).long().to(rows.device)]
+def spread_rows(rows: Tensor, maximum: int) -> Tensor:
+    """Return at most `maximum` rows, evenly spread over all."""
+    return rows if len(rows) <= maximum else rows[torch.linspace(0, len(rows) - 1, maximum).long().to(rows.device)]

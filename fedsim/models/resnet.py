@@ -19,13 +19,13 @@ class BasicBlock(nn.Module):
     def __init__(self, before: int, after: int, *, stride: int, batch_norm: bool, bias: bool) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *make_convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
+            *_make_convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
             nn.ReLU(),
-            *make_convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
+            *_make_convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
         )
         same = stride == 1 and before == after
         self.shortcut = nn.Sequential(
-            *([] if same else make_convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias))
+            *([] if same else _make_convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias))
         )
         self.relu = nn.ReLU()
 
@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
         return out
 
 
-def make_convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+def _make_convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
     """Return a list of one convolution, with padding `kernel // 2`, and a batch-norm layer behind it if `batch_norm` is True.
 
     before, after: number of input and output channels. bias: whether a convolution without batch norm has a bias.
@@ -64,7 +64,7 @@ def _make_resnet(
 ) -> nn.Sequential:
     channels = check_image(shape, "a ResNet")[0]
     model = nn.Sequential(
-        *make_convolution(channels, widths[0], 3, 1, batch_norm=batch_norm, bias=True),
+        *_make_convolution(channels, widths[0], 3, 1, batch_norm=batch_norm, bias=True),
         nn.ReLU(),
         *make_stages(blocks, widths, batch_norm=batch_norm, bias=True),
         nn.AdaptiveAvgPool2d(1),

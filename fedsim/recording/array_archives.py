@@ -75,8 +75,8 @@ def _open_archive(path: Path) -> Iterator[ZipFile]:
     except BROKEN_ARCHIVE_ERRORS as error:
         raise ValueError(f"{path}: not a NumPy archive (.npz): {error}") from None
     except (ValueError, MemoryError, OverflowError) as error:
-        words = str(error) or type(error).__name__
-        raise ValueError(words if words.startswith(str(path)) else f"{path}: {words}") from None
+        message = str(error) or type(error).__name__
+        raise ValueError(message if message.startswith(str(path)) else f"{path}: {message}") from None
 
 
 def open_regular(path: Path) -> FileIO:

@@ -75,7 +75,9 @@ CODECS: dict[str, Codec] = {
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
     "bits": Codec(
-        partial(table_codecs.encode, most=2), partial(table_codecs.decode, most=2), partial(table_codecs.check_fit, most=2)
+        partial(table_codecs.encode, max_values=2),
+        partial(table_codecs.decode, max_values=2),
+        partial(table_codecs.check_fit, max_values=2),
     ),
     "levels": Codec(table_codecs.encode, table_codecs.decode, table_codecs.check_fit),
 }

@@ -100,8 +100,8 @@ def _list_weights(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> 
 def _are_deltas(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
     names = _list_weights(before, after)
     product, old, new = (
-        sum(float((one[name].double() * other[name].double()).sum()) for name in names)
-        for one, other in ((before, after), (before, before), (after, after))
+        sum(float((first[name].double() * other[name].double()).sum()) for name in names)
+        for first, other in ((before, after), (before, before), (after, after))
     )
     return 0 < new < old and product < MAX_DELTA_COSINE * (old * new) ** 0.5
 

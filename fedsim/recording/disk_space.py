@@ -30,9 +30,9 @@ def check_room(folder: Path, needed: int, what: str, mend: str) -> None:
         )
 
 
-def is_full_disk(words: str) -> bool:
+def is_full_disk(message: str) -> bool:
     """Return whether the text of an error, possibly sent by a client, is about a full disk or an exceeded quota."""
-    return any(f"[Errno {code}]" in words for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in words
+    return any(f"[Errno {code}]" in message for code in (errno.ENOSPC, errno.EDQUOT)) or "disk is full" in message
 
 
 @contextmanager

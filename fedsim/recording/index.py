@@ -166,8 +166,8 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
             )
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return type(value) is int and least <= value <= MAX_NUMBER
+def _is_count(value: Any, minimum: int) -> bool:
+    return type(value) is int and minimum <= value <= MAX_NUMBER
 
 
 def _find_invalid_column(
@@ -234,8 +234,8 @@ def _make_error(folder: Path, values: tuple[Any, ...], column: str, value: Any) 
 
 def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     steps = count()
-    most = 100 + 2 * image.size // PROGRESS_INSTRUCTIONS
-    image.connection.set_progress_handler(lambda: next(steps) > most, PROGRESS_INSTRUCTIONS)
+    maximum = 100 + 2 * image.size // PROGRESS_INSTRUCTIONS
+    image.connection.set_progress_handler(lambda: next(steps) > maximum, PROGRESS_INSTRUCTIONS)
     found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
     if set(found) != _read_schema():
         raise sqlite3.DatabaseError("its tables are not exactly those of a recording's index; copy the recording again")

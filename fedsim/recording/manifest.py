@@ -9,9 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from defenses._registry.references import NotAdmitted
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
+from defenses.registry.references import NotAdmitted
 from defenses.spec import DefenseSpec
 from fedsim.recording.files import write_json
 from fedsim.recording.observation import DataSpec, ModelSpec

@@ -17,12 +17,7 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording import codec
-from fedsim.recording.training import Training
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+from fedsim.recording.training import Training, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +35,7 @@ class Column:
     category: str = ""
 
     def __post_init__(self) -> None:
-        _check(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
+        require(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
 
 
 MIN_SIDE = 8
@@ -66,19 +61,19 @@ class DataSpec:
     ranges_from: Literal["", "public", "held_out", "clients"] = ""
 
     def __post_init__(self) -> None:
-        _check(
+        require(
             len(self.shape) in (1, 3),
             f"data shape must be (C, H, W) or (F,), got {self.shape}; for other examples, such as volumes or sequences, name a "
             "function whose network has the same weights and reshapes its input",
         )
-        _check(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
-        _check(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
+        require(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
+        require(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
         widths = (1, self.shape[0]) if self.is_image else (1,)
-        _check(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
-        _check(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
-        _check(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
+        require(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
+        require(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
+        require(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
         known = ("", "public", "held_out", "clients")
-        _check(self.ranges_from in known, f"unknown data.ranges_from {self.ranges_from!r}. Known: {', '.join(known[1:])}")
+        require(self.ranges_from in known, f"unknown data.ranges_from {self.ranges_from!r}. Known: {', '.join(known[1:])}")
 
     @property
     def is_image(self) -> bool:

@@ -225,8 +225,8 @@ class Recording:
         client failed or was late, or its update is masked.
         """
         if row.file is None or row.sha256 is None or row.codec is None:
-            words = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
-            raise DamagedFile(self.folder / INDEX_FILE, words) if row.status == "complete" else ValueError(words)
+            message = f"round {row.round}, client {row.client}: nothing was received ({row.status}: {row.reason})"
+            raise DamagedFile(self.folder / INDEX_FILE, message) if row.status == "complete" else ValueError(message)
         if row.codec == MASKED_CODEC:
             raise ValueError(
                 f"round {row.round}, client {row.client}: its update is masked; attack the secure sum, client {SUM_CLIENT!r}, "

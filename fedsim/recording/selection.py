@@ -18,11 +18,11 @@ class Rounds(Set[int]):
 
     def __init__(self, ranges: Iterable[range]) -> None:
         merged: list[range] = []
-        for one in sorted(filter(len, ranges), key=lambda one: one.start):
-            if merged and one.start <= merged[-1].stop:
-                merged[-1] = range(merged[-1].start, max(merged[-1].stop, one.stop))
+        for numbers in sorted(filter(len, ranges), key=lambda numbers: numbers.start):
+            if merged and numbers.start <= merged[-1].stop:
+                merged[-1] = range(merged[-1].start, max(merged[-1].stop, numbers.stop))
             else:
-                merged.append(one)
+                merged.append(numbers)
         self.ranges = tuple(merged)
 
     @classmethod
@@ -35,7 +35,7 @@ class Rounds(Set[int]):
         return frozenset(it)
 
     def __contains__(self, number: object) -> bool:
-        return any(number in one for one in self.ranges)
+        return any(number in numbers for numbers in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(self.ranges)
@@ -52,13 +52,15 @@ class Rounds(Set[int]):
     def __sub__(self, other: Iterable[int]) -> "Rounds":
         left = []
         removed = sorted({number for number in other if number in self})
-        for one in self.ranges:
-            borders = [one.start - 1, *(number for number in removed if number in one), one.stop]
+        for numbers in self.ranges:
+            borders = [numbers.start - 1, *(number for number in removed if number in numbers), numbers.stop]
             left += [range(first + 1, last) for first, last in pairwise(borders)]
         return Rounds(left)
 
     def __str__(self) -> str:
-        return ",".join(str(one.start) if len(one) == 1 else f"{one.start}-{one.stop - 1}" for one in self.ranges)
+        return ",".join(
+            str(numbers.start) if len(numbers) == 1 else f"{numbers.start}-{numbers.stop - 1}" for numbers in self.ranges
+        )
 
     __repr__ = __str__
 

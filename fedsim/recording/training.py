@@ -15,7 +15,8 @@ MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
-def _check(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with the message unless the condition holds."""
     if not condition:
         raise ValueError(message)
 
@@ -75,12 +76,12 @@ class Training:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
-        _check(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
-        _check(
+        require(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
+        require(
             MIN_FLOAT <= self.learning_rate <= MAX_FLOAT,
             f"training.learning_rate must be {MIN_FLOAT} to {MAX_FLOAT}, as float32 holds, got {self.learning_rate}",
         )
-        _check((self.steps is None) != (self.epochs is None), "training needs either steps or epochs; give exactly one of them")
+        require((self.steps is None) != (self.epochs is None), "training needs either steps or epochs; give exactly one of them")
         whole = {
             "batch_size": self.batch_size,
             "steps": self.steps,
@@ -89,33 +90,35 @@ class Training:
             "examples": self.examples,
         }
         for key, value in whole.items():
-            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
-            _check(value is None or value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
-        _check(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
-        _check(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
-        _check(self.weight_decay <= MAX_FLOAT, f"training.weight_decay must be {MAX_FLOAT} at most, got {self.weight_decay}")
+            require(value is None or value > 0, f"training.{key} must be positive, got {value}")
+            require(value is None or value <= MAX_STEPS, f"training.{key} must be 1 to {MAX_STEPS}, got {value}")
+        require(0 <= self.momentum < 1, f"training.momentum must be in [0, 1), got {self.momentum}")
+        require(self.weight_decay >= 0, f"training.weight_decay must not be negative, got {self.weight_decay}")
+        require(self.weight_decay <= MAX_FLOAT, f"training.weight_decay must be {MAX_FLOAT} at most, got {self.weight_decay}")
         losses = ("cross_entropy", "logistic")
-        _check(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
-        _check(self.mode in ("train", "eval", "unstated"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
-        _check(
+        require(self.loss in losses, f"unknown training.loss {self.loss!r}. Known: {', '.join(losses)}")
+        require(self.mode in ("train", "eval", "unstated"), f"training.mode must be 'train' or 'eval', got {self.mode!r}")
+        require(
             self.buffers in ("none", "shared", "local"), f"training.buffers must be none, shared or local, got {self.buffers!r}"
         )
         self._check_optimiser()
 
     def _check_optimiser(self) -> None:
         for key, word, known in (("optimiser", self.optimiser, OPTIMISERS), ("precision", self.precision, PRECISIONS)):
-            _check(word in known, f"unknown training.{key} {word!r}. Known: {', '.join(known)}")
-        _check(self.optimiser == "sgd" or not self.momentum, f"training.momentum is for sgd; {self.optimiser} has training.betas")
-        _check(not self.nesterov or self.momentum > 0, "training.nesterov needs a momentum above 0")
-        _check(
+            require(word in known, f"unknown training.{key} {word!r}. Known: {', '.join(known)}")
+        require(
+            self.optimiser == "sgd" or not self.momentum, f"training.momentum is for sgd; {self.optimiser} has training.betas"
+        )
+        require(not self.nesterov or self.momentum > 0, "training.nesterov needs a momentum above 0")
+        require(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas),
             f"training.betas must be two numbers in [0, 1), got {self.betas}",
         )
         for key, value in (("eps", self.eps), ("round_decay", self.round_decay), ("clip_norm", self.clip_norm)):
-            _check(value is None or value > 0, f"training.{key} must be positive, got {value}")
-            _check(value is None or value <= MAX_FLOAT, f"training.{key} must be {MAX_FLOAT} at most, got {value}")
+            require(value is None or value > 0, f"training.{key} must be positive, got {value}")
+            require(value is None or value <= MAX_FLOAT, f"training.{key} must be {MAX_FLOAT} at most, got {value}")
         good = all(0 <= factor <= MAX_FLOAT for factor in self.schedule) and (not self.schedule or self.schedule[0] > 0)
-        _check(good, f"training.schedule must hold factors of at least 0, the first above 0, got {self.schedule}")
+        require(good, f"training.schedule must hold factors of at least 0, the first above 0, got {self.schedule}")
 
     @property
     def step_size(self) -> int:

@@ -99,7 +99,9 @@ class Exchanges:
 
         In a round that is repeated after a crash, only clients of its earlier sum may take part.
         """
-        admitted = {node: own for node, own in publics.items() if self._cohorts.is_admitted(self._round, self._name_member(node))}
+        admitted = {
+            node: keys for node, keys in publics.items() if self._cohorts.is_admitted(self._round, self._name_member(node))
+        }
         for node in publics.keys() - admitted.keys():
             self._seen[node].reason = "the round is repeated, and this client was not in its sum before"
         return admitted
@@ -151,7 +153,7 @@ class Exchanges:
         """Return the message of one exchange: `record`, the strategy's configuration and, only in "collect", the weights."""
         template = self._requests[node]
         content = RecordDict(
-            {key: own for key, own in template.content.items() if stage == "collect" or isinstance(own, ConfigRecord)}
+            {key: value for key, value in template.content.items() if stage == "collect" or isinstance(value, ConfigRecord)}
         )
         content[EXCHANGE_KEY] = record
         return Message(content, dst_node_id=node, message_type=template.metadata.message_type)

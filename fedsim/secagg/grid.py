@@ -65,7 +65,7 @@ class SecureGrid(GridWrapper):
             logging.getLogger(__name__).warning("the round is lost: %s", outcome.reason)
         if self._observe is not None:
             self._observe(outcome)
-        return make_replies(requests, outcome)
+        return _make_replies(requests, outcome)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Push messages that are not training messages, and return their ids.
@@ -79,7 +79,7 @@ class SecureGrid(GridWrapper):
         return self.inner.push_messages(sent)
 
 
-def make_replies(requests: dict[int, Message], outcome: SecureRound) -> list[Message]:
+def _make_replies(requests: dict[int, Message], outcome: SecureRound) -> list[Message]:
     """Return the replies to the messages `requests` (dict by node id).
 
     For a client in the sum, the reply holds the weights sent plus the mean update; for any other client, an error. A client that

@@ -61,8 +61,8 @@ def ask_share(roster: Roster) -> ConfigRecord:
             "stage": "share",
             "number": roster.number,
             "peers": list(roster.peers),
-            "mask-keys": [own.mask for own in publics],
-            "share-keys": [own.share for own in publics],
+            "mask-keys": [keys.mask for keys in publics],
+            "share-keys": [keys.share for keys in publics],
         }
     )
 
@@ -192,9 +192,9 @@ def read_opened(content: RecordDict, request: ShareRequest) -> RevealedShares:
 def encode_state(me: Participant) -> ConfigRecord:
     """Return a client's private state as a record, for the entry `EXCHANGE_KEY` of Flower's `Context.state`."""
     plain = {key: value for key, value in asdict(me).items() if key not in ("peers", "shares")}
-    plain |= {"peers": list(me.peers), "masks": [own.mask for own in me.peers.values()]}
-    plain |= {"channels": [own.share for own in me.peers.values()], "holders": list(me.shares)}
-    plain |= {"keys": [own.key for own in me.shares.values()], "seeds": [own.seed for own in me.shares.values()]}
+    plain |= {"peers": list(me.peers), "masks": [keys.mask for keys in me.peers.values()]}
+    plain |= {"channels": [keys.share for keys in me.peers.values()], "holders": list(me.shares)}
+    plain |= {"keys": [shares.key for shares in me.shares.values()], "seeds": [shares.seed for shares in me.shares.values()]}
     return ConfigRecord(plain)
 
 

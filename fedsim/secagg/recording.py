@@ -46,14 +46,14 @@ class SecureRecording(RecordingStrategy):
             self._recorder.commit(server_round, sorted(named.values()), attempt=self._attempt)
         sizes = {client: _count_bytes(outcome.seen[node]) for node, client in named.items()}
         self.traffic = {
-            "bytes_down": sum(own["down"] for own in sizes.values()),
-            "bytes_up": sum(own["up"] for own in sizes.values()),
+            "bytes_down": sum(size["down"] for size in sizes.values()),
+            "bytes_up": sum(size["up"] for size in sizes.values()),
             "clients": len(summed),
             "missing": len(named) - len(summed),
             "bytes": sizes,
         }
         if outcome.revealed is not None:
-            self.traffic |= count_clipped(outcome.revealed)
+            self.traffic |= _count_clipped(outcome.revealed)
         by_node = {message.metadata.src_node_id: message for message in replies}
         return self.inner.aggregate_train(server_round, [by_node[node] for node in named if node in by_node])
 
@@ -69,11 +69,11 @@ class SecureRecording(RecordingStrategy):
     def _make_sum_reply(self, revealed: RevealedSum) -> Reply:
         start = self._replies.start
         update = {name: torch.from_numpy(revealed.mean[name].astype(array.dtype)) for name, array in start.items()}
-        metrics = {name: float(number) for name, number in count_clipped(revealed).items()}
+        metrics = {name: float(number) for name, number in _count_clipped(revealed).items()}
         return Reply(client=SUM_CLIENT, node="", payload=encode(update), num_examples=revealed.num_examples, metrics=metrics)
 
 
-def count_clipped(revealed: RevealedSum) -> dict[str, int]:
+def _count_clipped(revealed: RevealedSum) -> dict[str, int]:
     """Return two metrics of a round as a dict by name.
 
     secagg_clipped: number of clipped coordinates over all clients. secagg_clipped_clients: number of clients with clipped
@@ -107,5 +107,5 @@ def _make_reply(outcome: SecureRound, node: int) -> Reply:
     )
 
 
-def _count_bytes(seen: SecureClient) -> dict[str, int]:
-    return {"up": sum(seen.up.values()), "down": sum(seen.down.values())}
+def _count_bytes(client: SecureClient) -> dict[str, int]:
+    return {"up": sum(client.up.values()), "down": sum(client.down.values())}

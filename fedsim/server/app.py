@@ -119,8 +119,8 @@ class FederationServer:
         self.strategy = watching = SecureRecording(averaging, self.recorder, wanted=wanted)
         cohorts = Cohorts(self.state / "cohort.json")
         self.grid = SecureGrid(self.grid, settings.secure, seed=settings.seed, observe=watching.observe, cohorts=cohorts)
-        for words in settings.secure.list_warnings():
-            logging.getLogger("flwr").warning("%s", words)
+        for message in settings.secure.list_warnings():
+            logging.getLogger("flwr").warning("%s", message)
 
     def _open(self, folder: Path) -> Recorder:
         """Return a writer that continues the recording in `folder`, or begins one if there is none.
@@ -171,9 +171,9 @@ class FederationServer:
             arrays = arrays if aggregated is None else aggregated
             self._commit(number, attempt, arrays, started)
         log = logging.getLogger("flwr")
-        check_end(self.settings.folder, lambda words: log.warning("%s", words))
-        if words := find_failures(self.settings.folder):
-            log.warning("%s%s", FAILURE_PREFIX, words)
+        check_end(self.settings.folder, lambda message: log.warning("%s", message))
+        if failures := find_failures(self.settings.folder):
+            log.warning("%s%s", FAILURE_PREFIX, failures)
 
     def _restore(self) -> tuple[ArrayRecord, int, int]:
         """Delete what was recorded or measured after the last committed round, and restore the strategy and random generators.

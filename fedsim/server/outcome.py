@@ -25,14 +25,14 @@ def check_end(folder: Path, tell: Callable[[str], None]) -> None:
     rounds = [row for row in read_metrics(folder) if row["round"]]
     answers, missing = (sum(row[key] for row in rounds) for key in ("clients", "missing"))
     recording = Recording(folder / "recording")
-    words = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
+    missing_replies = f"{missing} of {answers + missing} replies are missing, {_read_first_reason(recording)}" if missing else ""
     if rounds and not answers:
         raise EmptyRunError(
-            f"no client ever answered: {words}; correct the cause, then {explain_clearing(folder)}, and run again; "
+            f"no client ever answered: {missing_replies}; correct the cause, then {explain_clearing(folder)}, and run again; "
             "it cannot be resumed, since all rounds are done"
         )
-    if words:
-        tell(words)
+    if missing_replies:
+        tell(missing_replies)
     if rounds and not recording.list_clients():
         raise EmptyRunError(
             "nothing was recorded: no client of record.clients, or no round of record.rounds, took part; change these "

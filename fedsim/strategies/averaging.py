@@ -53,7 +53,7 @@ class Averaging(Wrapper):
             return None, metrics_
         weights = {name: t.to(self._find_torch_type(name)) for name, t in records.to_tensors(aggregated).items()}
         averaged = {
-            name: average([(share, own[name]) for share, own in shares], self._find_torch_type(name))
+            name: average([(share, tensors[name]) for share, tensors in shares], self._find_torch_type(name))
             for name in sorted(self._buffers)
         }
         return records.to_arrays({**weights, **averaged}), metrics_

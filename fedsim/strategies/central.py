@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses._registry import bind_arguments
+from defenses.registry import bind_arguments
 from fedsim.flower import records
 from fedsim.strategies.wrapper import Wrapper
 

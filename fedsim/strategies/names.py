@@ -5,7 +5,7 @@ from typing import Any
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
 
-from defenses._registry import bind_arguments
+from defenses.registry import bind_arguments
 from fedsim.strategies.central import wrap
 
 STRATEGY_NAMES = (

@@ -86,7 +86,7 @@ class ArrayNames:
     def _describe_difference(self, arrays: Sequence[NDArray[Any]]) -> str:
         expected = self._orders[0]
         pairs = zip(expected.items(), arrays, strict=False)
-        wrong = next((f"{name!r} of shape {want}, got {one.shape}" for (name, want), one in pairs if want != one.shape), "")
+        wrong = next((f"{name!r} of shape {want}, got {array.shape}" for (name, want), array in pairs if want != array.shape), "")
         found = f"array {wrong}" if wrong else f"{len(expected)} arrays, got {len(arrays)}"
         return (
             f"the list of weights does not fit the state dict of the network: expected {found}; give record() the network that "
@@ -123,7 +123,7 @@ class SentMessages(Strategy):
         """
         sent = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}
-        for client, result in [*results, *(one for one in failures if isinstance(one, tuple))]:
+        for client, result in [*results, *(failure for failure in failures if isinstance(failure, tuple))]:
             node = self.number_client(client)
             if node in sent:
                 replies[node] = _make_reply(sent[node], result, names)
@@ -133,7 +133,7 @@ class SentMessages(Strategy):
                     "fedleak: an update of node %s, to which no weights were sent, is not recorded; it may be a secure sum",
                     node,
                 )
-        raised = sorted({str(one) or type(one).__name__ for one in failures if isinstance(one, BaseException)})
+        raised = sorted({str(failure) or type(failure).__name__ for failure in failures if isinstance(failure, BaseException)})
         reason = "; ".join(raised) or "no answer"
         missing = [_make_failure(message, reason) for node, message in sent.items() if node not in replies]
         return [*replies.values(), *missing]

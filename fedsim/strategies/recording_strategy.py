@@ -85,7 +85,7 @@ class RecordingStrategy(Wrapper):
         return messages
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_node = key_by_client(replies, self._sent)
+        by_node = _key_by_client(replies, self._sent)
         self.pseudonyms |= {node: name for node, message in by_node.items() if (name := read_pseudonym(message)) is not None}
         packed = {node for node, message in by_node.items() if message.has_content() and is_packed(message.content)}
         named = make_distinct(sorted((self._name_client(node), node) for node in {*by_node, *self._asked}))
@@ -121,16 +121,16 @@ class RecordingStrategy(Wrapper):
 
     def _warn_of_unrecorded(self, content: RecordDict, reply: Reply) -> None:
         """Log that a reply, or a part of it, cannot be recorded; the same words only once."""
-        words = reply.reason
+        reason = reply.reason
         if reply.status != "failed":
             others = (
                 set() if is_packed(content) or len(content.array_records) < 2 else {*content.array_records} - {self._replies.key}
             )
-            words = f"besides the weights, it has the arrays {', '.join(sorted(others))}" if others else ""
-        if words and words not in self._told:
-            self._told.add(words)
+            reason = f"besides the weights, it has the arrays {', '.join(sorted(others))}" if others else ""
+        if reason and reason not in self._told:
+            self._told.add(reason)
             what = "" if reply.status == "failed" else "part of "
-            log(WARNING, "fedleak: cannot record %sthe reply of client %s: %s", what, reply.node, words)
+            log(WARNING, "fedleak: cannot record %sthe reply of client %s: %s", what, reply.node, reason)
 
     def _write(self, server_round: int, client: str, reply: Reply) -> Reply:
         """Record a client's reply if its round and the client are selected, and return the reply without its update and buffers.
@@ -172,7 +172,7 @@ class RecordingStrategy(Wrapper):
         return self.pseudonyms.get(node, str(node))
 
 
-def key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
+def _key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict[int, Message]:
     """Return the replies as a dict from the node id of the client that was asked; clients without a reply are left out.
 
     A SuperLink answers in place of a missing client, under another node id. Such a reply is assigned to the client by the id of

@@ -170,8 +170,8 @@ class _Adam:
     def step(self, gradient: tuple[Tensor, ...]) -> None:
         self.optimiser.param_groups[0]["lr"] = self.training.compute_rate(self.steps)
         self.steps += 1
-        for own, g in zip(self.own, _clip_gradient(gradient, self.training.clip_norm), strict=True):
-            own.grad = g.detach()
+        for parameter, g in zip(self.own, _clip_gradient(gradient, self.training.clip_norm), strict=True):
+            parameter.grad = g.detach()
         self.optimiser.step()
         self.update = torch._foreach_sub(self.own, self.start)
 

@@ -137,7 +137,10 @@ def test_public_images_are_required_if_they_are_named_and_refused_otherwise() ->
 
 
 def test_each_mixing_states_the_smallest_batch() -> None:
-    found = {t: InputsSpec.parse(t).build().least for t in ("mixup", "instahide(4)", "instahide(1)", "instahide(4, public='p')")}
+    found = {
+        t: InputsSpec.parse(t).build().min_batch_size
+        for t in ("mixup", "instahide(4)", "instahide(1)", "instahide(4, public='p')")
+    }
     assert found == {"mixup": 2, "instahide(4)": 2, "instahide(1)": 1, "instahide(4, public='p')": 1}
     assert InputsSpec.parse("").build() is None
     assert list(INPUTS) == ["instahide", "mixup"]

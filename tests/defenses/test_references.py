@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from defenses import DefenseSpec
-from defenses._registry import Registry, calls, references
+from defenses.registry import Registry, calls, references
 
 MODULE = "code_of_somebody_else"
 

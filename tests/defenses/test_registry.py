@@ -5,7 +5,7 @@ from typing import Annotated
 
 import pytest
 
-from defenses._registry import Registry, bind_arguments, registry
+from defenses.registry import Registry, bind_arguments, registry
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from defenses import DEFENSES, DefenseSpec, stateless
-from defenses._registry import registry as registries
 from defenses.channel import transparent
+from defenses.registry import registry as registries
 from defenses.spec import Kind, Step
 
 numbers = st.one_of(st.integers(1, 10**6), st.floats(1e-300, 1e300))

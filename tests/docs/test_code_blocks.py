@@ -23,7 +23,7 @@ from started_service import StartedService
 from typer.testing import CliRunner
 
 from attacker.service import rules
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.config.experiment import Experiment, read, validate
 from fedsim.models import building
 

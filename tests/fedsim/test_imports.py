@@ -29,8 +29,13 @@ def test_defenses_wire_and_models_work_without_flower_or_ray() -> None:
 def test_the_clients_modules_can_be_imported_without_flower_or_ray() -> None:
     names = ("truth", "data", "data.partition", "training.batches", "training.local")
     modules = ", ".join(f"fedsim.{name}" for name in names)
-    done = fresh(f"import sys\nsys.modules['flwr'] = sys.modules['ray'] = None\nimport {modules}")
+    done = fresh(
+        f"import sys\nsys.modules['flwr'] = sys.modules['ray'] = None\nimport {modules}\n"
+        "for name in ('photos', 'digits', 'lfw_patches'): fedsim.data.load(name)\n"
+        "print([name for name in ('sklearn', 'skimage', 'scipy') if name in sys.modules])"
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]", "every client process would spend seconds on the import"
 
 
 def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:

@@ -82,9 +82,9 @@ def require_features(observed: StackedObservations) -> None:
             "other examples; choose another attack"
         )
     if width < MIN_FEATURE_RATIO * observed.data.size:
-        least = ceil(MIN_FEATURE_RATIO * observed.data.size)
+        minimum = ceil(MIN_FEATURE_RATIO * observed.data.size)
         raise ValueError(
-            f"the last layer has {width:,} inputs, and at least {least:,} are needed to determine an example of "
+            f"the last layer has {width:,} inputs, and at least {minimum:,} are needed to determine an example of "
             f"{observed.data.size:,} values; a search, such as the attack cpl, has no such limit"
         )
     if width > MAX_FEATURES or width * observed.data.size > MAX_JACOBIAN_ENTRIES:
@@ -128,14 +128,14 @@ def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAn
 
 
 def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
-    words = (
+    notes = (
         [f"the features determine {1 - free:.0%} of an example's values; the smoothness prior determines the rest"]
         if free
         else []
     )
     if bool(read.shared.any()):
-        words.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
-    return tuple(words)
+        notes.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
+    return tuple(notes)
 
 
 def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -> HeadFeatures:
@@ -177,7 +177,10 @@ def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Seq
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z
-        length = next((one for one in STEP_LENGTHS if (target - made(0.5 + spread(z + one * step))).norm() < off.norm()), 0.0)
+        length = next(
+            (candidate for candidate in STEP_LENGTHS if (target - made(0.5 + spread(z + candidate * step))).norm() < off.norm()),
+            0.0,
+        )
         if not length:
             break
         z = z + length * step

@@ -95,28 +95,30 @@ class Hybrid:
         The cases agree in model, data, training and defense, and have one example each. If `sees_gradient` is False, only the
         null of `search` runs, and its reconstructions are returned.
         """
-        both = [replace(one, device=self.device, sees_gradient=self.sees_gradient) for one in (self.closed, self.search)]
+        both = [replace(attack, device=self.device, sees_gradient=self.sees_gradient) for attack in (self.closed, self.search)]
         if not self.sees_gradient:
             return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
         kept = (None, memory)  # only the search is long enough to need checkpoints
-        answers = (attack(cases, rng=rng, progress=progress, memory=own) for attack, own in zip(both, kept, strict=True))
+        answers = (
+            attack(cases, rng=rng, progress=progress, memory=own_memory) for attack, own_memory in zip(both, kept, strict=True)
+        )
         pairs = zip(*answers, strict=True)
         observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), get_criterion(self.criterion)
-        return [self._choose_better(pair, [judged(one, i, observed) for one in pair]) for i, pair in enumerate(pairs)]
+        return [self._choose_better(pair, [judged(answer, i, observed) for answer in pair]) for i, pair in enumerate(pairs)]
 
     def _choose_better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
         kept = min(range(2), key=badness.__getitem__)
         chosen, other = pair[kept], pair[1 - kept]
-        words = (
+        note = (
             f"the answer of {chosen.route} is kept, because its score by the criterion {self.criterion} is lower: "
             f"{badness[kept]:.3g}, and {badness[1 - kept]:.3g} for {other.route}"
         )
         return replace(
             chosen,
             attack=self.name,
-            iterations=sum(one.iterations for one in pair),
-            evaluations=sum(one.evaluations for one in pair),
-            seconds=sum(one.seconds for one in pair),
-            interrupted=any(one.interrupted for one in pair),
-            notes=(*chosen.notes, words),
+            iterations=sum(answer.iterations for answer in pair),
+            evaluations=sum(answer.evaluations for answer in pair),
+            seconds=sum(answer.seconds for answer in pair),
+            interrupted=any(answer.interrupted for answer in pair),
+            notes=(*chosen.notes, note),
         )

@@ -84,7 +84,7 @@ class ImprintReadout:
         route = "prior alone"
         explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
         if self.sees_gradient:
-            read = read_imprint(observe([case], knows_defense=False, device=self.device))
+            read = _read_imprint(observe([case], knows_defense=False, device=self.device))
             kept = read.rank()[:count]
             n = len(kept)
             x[:n], y[:n], confidence[:n] = read.x[kept].float().cpu(), read.y[kept].cpu(), read.confidence[kept].float().cpu()
@@ -155,7 +155,7 @@ class ImprintedExamples:
         )
 
 
-def read_imprint(observed: StackedObservations) -> ImprintedExamples:
+def _read_imprint(observed: StackedObservations) -> ImprintedExamples:
     """Return the contents of the occupied bins of the imprint layer, for the first case of `observed`.
 
     Raises ValueError if the model has no imprint layer.

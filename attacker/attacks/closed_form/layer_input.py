@@ -110,7 +110,7 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
         )
     passed = InputRecorder(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
-    least = MIN_INPUT_RATIO * observed.data.size
+    minimum = MIN_INPUT_RATIO * observed.data.size
     head = models.find_head(observed.model, observed.data)[0].rpartition(".")[0]
     misleading = observed.omitted - find_encoders(observed.model)
     for name, h in passed.record_inputs(probe).items():
@@ -118,12 +118,12 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
         if name == head or not {weight, bias}.isdisjoint(misleading) or not {weight, bias} <= observed.gradient.keys():
             continue
         distinct = _count_distinct(h.detach())
-        if distinct >= least and h.requires_grad:
+        if distinct >= minimum and h.requires_grad:
             return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
     raise ValueError(
         "no hidden linear layer is suitable: it must have a bias, be trained, be called once and on one vector per example, have "
-        f"a gradient that the defense does not distort, and have an input with at least {least:,.0f} distinct values, a tenth of "
-        "the number of values of an example (equal values, such as copies made by pooling, count once); choose another attack"
+        f"a gradient that the defense does not distort, and have an input with at least {minimum:,.0f} distinct values, a tenth "
+        "of the number of values of an example (equal values, such as copies made by pooling, count once); choose another attack"
     )
 
 

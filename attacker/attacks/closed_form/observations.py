@@ -1,4 +1,4 @@
-"""Observations as stacked gradients, the input of closed forms; their answers, and the check of answers against observations."""
+"""Observations as stacked gradients, the input of closed forms, and the class of their answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +32,6 @@ from fedsim.recording.contradictions import EVEN_MAGNITUDES, has_even_magnitudes
 from fedsim.recording.observation import DataSpec
 from fedsim.recording.training import Training
 
-MAX_ERROR_SUM = 1e-2
-"""Largest sum of an example's errors at the outputs, relative to the sum of their magnitudes, that counts as zero."""
-MIN_SECOND_LABEL = 0.1
-"""Smallest ratio of the second lowest to the lowest error of an example that shows a second label."""
 FLOAT32_ROUNDING = 2.0**-24
 """Largest relative error of rounding to float32, the dtype of updates."""
 
@@ -125,12 +121,6 @@ class StackedObservations:
         low, high = (self.scale_inputs(end) for end in ends)
         return torch.minimum(low, high), torch.maximum(low, high)
 
-    @property
-    def shows_other_losses(self) -> bool:
-        """Whether `measure_any_loss` applies: clients take one step of SGD, and no defense is known."""
-        plain = self.cases[0].observations[0].gradient.step is None and self.channel is transparent
-        return self.steps == 1 and self.training.optimiser == "sgd" and plain
-
     @cached_property
     def has_random_inputs(self) -> bool:
         """Whether the model changes the input of the first layer of `chain` at random in training, as dropout before it does.
@@ -183,53 +173,19 @@ class StackedObservations:
         if len(x) < self.examples:
             simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
         simulated = simulate_one_step(simulated, weights, self.training)
-        observed = {name: g[i] for name, g in self.gradient.items()}
         if self.channel is not transparent:
             known = self.channel.learn(self._decode_update(i))
             simulated = simulate_channel(self.channel, known, simulated, weights, self.training, self.steps)
-        return self._compare(simulated, observed)
+        return self.measure_distance(i, simulated)
 
-    def measure_any_loss(self, i: int, x: Tensor) -> float:
-        """Return the distance of the observed gradient of case i from the nearest gradient of the examples with any loss.
+    def measure_distance(self, i: int, simulated: Mapping[str, Tensor]) -> float:
+        """Return the distance of a simulated gradient from the observed one of case i, relative to the norm of the observed one.
 
-        The loss decides only the errors, that is the gradient of each example's loss at the outputs of the last linear layer.
-        They are computed from the gradient of this layer's weight and bias by least squares. The distance is relative to the norm
-        of the observed gradient; parameters in `omitted` are left out. It is 1e30 if the network has no last linear layer that
-        clients train and whose inputs are vectors, or if the errors of an example are those of two labels (`_are_mixed`).
-        x: (B, *shape) in [0, 1].
+        Parameters in `omitted` are left out. NaN counts as 1, and an infinite distance as 1e30.
         """
-        try:
-            weight, bias = models.find_head(self.model, self.data)
-        except ValueError:
-            return 1e30
-        kept: list[tuple[Tensor, Tensor]] = []
-        handle = self.model.get_submodule(weight.rpartition(".")[0]).register_forward_hook(
-            lambda _module, given, output: kept.append((given[0], output))
-        )
-        buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
-        weights = {name: w.clone().requires_grad_() for name, w in self.get_weights(i).items()}
-        try:
-            run_forward_pass(self.model, {**weights, **buffers}, self.data.normalise(x.to(self.device, self.dtype)))
-        finally:
-            handle.remove()
-        if weight in self.omitted or len(kept) != 1 or kept[0][0].ndim != 2:
-            return 1e30
-        inputs, outputs = kept[0][0].detach(), kept[0][1]
-        seen = self.gradient[weight][i]
-        if bias is not None and bias not in self.omitted:
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
-            seen = torch.cat([seen, self.gradient[bias][i][:, None]], dim=1)
-        errors = torch.linalg.pinv(inputs.T) @ seen.T
-        if _are_mixed(errors):
-            return 1e30
-        gradient = torch.autograd.grad((errors * outputs).sum(), list(weights.values()), materialize_grads=True)
-        return self._compare(dict(zip(weights, gradient, strict=True)), {name: g[i] for name, g in self.gradient.items()})
-
-    def _compare(self, simulated: Mapping[str, Tensor], observed: Mapping[str, Tensor]) -> float:
-        """Return the distance of two gradients, relative to the norm of `observed`; parameters in `omitted` are left out."""
-        names = [name for name in observed if name not in self.omitted]
-        off = torch.stack([(simulated[name] - observed[name]).square().sum() for name in names]).sum()
-        whole = torch.stack([observed[name].square().sum() for name in names]).sum()
+        observed = {name: g[i] for name, g in self.gradient.items() if name not in self.omitted}
+        off = torch.stack([(simulated[name] - g).square().sum() for name, g in observed.items()]).sum()
+        whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
         return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
     def differentiate_outputs(self, module: str, x: Tensor) -> Tensor:
@@ -355,17 +311,6 @@ def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = 
         omitted=find_omitted(first, model) if knows_defense else frozenset(),
         steps=steps,
     )
-
-
-def _are_mixed(errors: Tensor) -> bool:
-    """Return whether some errors (B, K) are those of two labels, as of inputs that MixUp or CutMix made of two examples.
-
-    Errors of softmax cross-entropy sum to zero, also with weights of classes or label smoothing, and only that of the label is
-    far below zero. Errors of other losses, whose sum is not zero, are not judged.
-    """
-    sums_to_zero = errors.sum(dim=1).abs() <= MAX_ERROR_SUM * errors.abs().sum(dim=1)
-    lowest = errors.sort(dim=1).values.clamp(max=0)
-    return bool((sums_to_zero[:, None] & (lowest[:, 1:2] < MIN_SECOND_LABEL * lowest[:, :1])).any())
 
 
 def _check_gradient(gradient: dict[str, Tensor], round_and_client: str) -> None:

@@ -29,7 +29,7 @@ Route = Callable[[StackedObservations, Generator, WalkSettings], Sequence[Closed
 """Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
 
 
-def solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def _solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Solve linear equations for the input of each layer, from the last to the first (R-GAP); return one answer per case.
 
     If several inputs have the same gradient, by count of equations, R-GAP finds one of these inputs, and a note says so.
@@ -44,7 +44,7 @@ def solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: Wa
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
-def solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def _solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
     """Solve layer by layer (R-GAP) back to a layer with too few equations, and for the network's input from there at once.
 
     The second step uses the equations of that layer and all before it together, with a prior. Returns one answer per case.
@@ -82,8 +82,8 @@ def solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSetti
 
 ROUTES: dict[str, Route] = {
     "linear": solve_linear,
-    "layers": solve_layer_by_layer,
-    "peeled": solve_jointly,
+    "layers": _solve_layer_by_layer,
+    "peeled": _solve_jointly,
     "features": invert_features,
     "layer_input": invert_layer_input,
 }

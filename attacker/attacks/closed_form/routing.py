@@ -8,6 +8,7 @@ from torch import Generator
 
 from attacker.attacks.base import Progress
 from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations, observe
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.closed_form.routes import ROUTES, explain_error
@@ -147,8 +148,8 @@ class Routing:
         answers = list(ROUTES[route](observed, self.rng, self.walk))
         for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
-            if missed > EXACT_DISTANCE and observed.shows_other_losses and _has_all_examples(answer, observed.examples):
-                nearest = observed.measure_any_loss(row, answer.x)
+            if missed > EXACT_DISTANCE and can_measure_any_loss(observed) and _has_all_examples(answer, observed.examples):
+                nearest = measure_any_loss(observed, row, answer.x)
                 if nearest <= EXACT_DISTANCE:
                     answer, missed = _allow_any_loss(answer), nearest
                     answers[row] = answer

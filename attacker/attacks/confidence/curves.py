@@ -64,11 +64,11 @@ class Curve:
         `evidence` must hold these features; it needs no others.
         """
         for name, (low, high) in self.facts.items():
-            least, most = float(evidence[name].min()), float(evidence[name].max())
-            if not low <= least <= most <= high:
-                value = least if least < low else most
-                words = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
-                return f"{words}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
+            minimum, maximum = float(evidence[name].min()), float(evidence[name].max())
+            if not low <= minimum <= maximum <= high:
+                value = minimum if minimum < low else maximum
+                reason = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                return f"{reason}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
         return ""
 
 
@@ -99,20 +99,20 @@ def get_curve_family(route: str) -> str:
 def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
     if not path.exists():
         return {}
-    return {(one["route"], one["data"]): _read_curve(one) for one in json.loads(path.read_text())["curves"]}
+    return {(entry["route"], entry["data"]): _read_curve(entry) for entry in json.loads(path.read_text())["curves"]}
 
 
-def _read_curve(one: Mapping[str, object]) -> Curve:
+def _read_curve(entry: Mapping[str, object]) -> Curve:
     return Curve(
-        features=tuple(_check_list(one["features"])),
-        weights=tuple(map(float, _check_list(one["weights"]))),
-        intercept=float(str(one["intercept"])),
-        low=tuple(map(float, _check_list(one["low"]))),
-        high=tuple(map(float, _check_list(one["high"]))),
-        facts={str(name): (float(low), float(high)) for name, (low, high) in dict(one["facts"]).items()},  # type: ignore[call-overload]
-        answers=int(str(one["answers"])),
-        recovered=int(str(one["recovered"])),
-        unsure=(float(_check_list(one["unsure"])[0]), float(_check_list(one["unsure"])[1])),
+        features=tuple(_check_list(entry["features"])),
+        weights=tuple(map(float, _check_list(entry["weights"]))),
+        intercept=float(str(entry["intercept"])),
+        low=tuple(map(float, _check_list(entry["low"]))),
+        high=tuple(map(float, _check_list(entry["high"]))),
+        facts={str(name): (float(low), float(high)) for name, (low, high) in dict(entry["facts"]).items()},  # type: ignore[call-overload]
+        answers=int(str(entry["answers"])),
+        recovered=int(str(entry["recovered"])),
+        unsure=(float(_check_list(entry["unsure"])[0]), float(_check_list(entry["unsure"])[1])),
     )
 
 

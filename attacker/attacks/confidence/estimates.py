@@ -87,8 +87,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     if reason := _explain_unfamiliarity(found, missed):
         return build_undecided(examples, reason, explained)
     if found.given_up:
-        words = "the confidence is that of an answer without the gradient, since the search was given up"
-        return replace(judge("prior alone", {}, explained, found.data), notes=(words,))
+        note = "the confidence is that of an answer without the gradient, since the search was given up"
+        return replace(judge("prior alone", {}, explained, found.data), notes=(note,))
     everywhere = {
         "misfit": torch.log10((missed - noise).clamp(min=0) + 0.05 * noise + MAX_EXACT_MISFIT),
         "drift": torch.log10(found.drift() + 1e-4),
@@ -146,8 +146,8 @@ def judge_closed_form(
     judged = judge(route, evidence, explained, data)
     if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
-        words = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
-        judged = ConfidenceEstimates(sure, explained, evidence, (words,))
+        note = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"
+        judged = ConfidenceEstimates(sure, explained, evidence, (note,))
     judged = _mark_undecided(judged, mixtures, POSSIBLE_MIXTURES)
     judged = _certify_eight_bit(judged, x) if data.is_image else judged
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
@@ -169,20 +169,22 @@ def doubt_likely(confidence: Tensor, open_question: str, doubted: Tensor | None 
     return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided{some}: {open_question}",)
 
 
-def _mark_undecided(own: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
-    """Return `own` with undecided confidence for the examples in the mask `marked` (N,), and a note; unchanged without any."""
+def _mark_undecided(estimates: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for the examples in the mask `marked` (N,), if there are any."""
     if not bool(marked.any()):
-        return own
-    words = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
-    return replace(own, confidence=own.confidence.masked_fill(marked, UNDECIDED), notes=(*own.notes, words))
+        return estimates
+    note = f"confidence is undecided for {int(marked.sum())} of {len(marked)} examples, {reason}"
+    return replace(estimates, confidence=estimates.confidence.masked_fill(marked, UNDECIDED), notes=(*estimates.notes, note))
 
 
-def _certify_eight_bit(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
-    surer = is_eight_bit(x).cpu() & ~(own.confidence >= CERTIFIED_CONFIDENCE)
+def _certify_eight_bit(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
+    surer = is_eight_bit(x).cpu() & ~(estimates.confidence >= CERTIFIED_CONFIDENCE)
     if not bool(surer.any()):
-        return own
-    words = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
-    return replace(own, confidence=own.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*own.notes, words))
+        return estimates
+    note = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
+    return replace(
+        estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*estimates.notes, note)
+    )
 
 
 def _find_repeats(x: Tensor) -> Tensor:
@@ -191,18 +193,18 @@ def _find_repeats(x: Tensor) -> Tensor:
     return (torch.cdist(flat, flat) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
 
 
-def _mark_outside_undecided(own: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
-    """Return `own` with undecided confidence for images far outside [0, 1] that are at least MIN_LIKELY, and a note for the user.
+def _mark_outside_undecided(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for likely images (MIN_LIKELY) that lie far outside [0, 1].
 
     Far is a mean squared distance to [0, 1] above MAX_RECOVERED_MSE. Such an image is too far from every valid image to count as
     recovered. If it is right nevertheless, the clients normalise their images in another way than the recording states.
     """
-    far = is_far_outside(x).cpu() & (own.confidence >= MIN_LIKELY)
+    far = is_far_outside(x).cpu() & (estimates.confidence >= MIN_LIKELY)
     if not bool(far.any()):
-        return own
+        return estimates
     values = f"{float(x[far].min()):.3g} to {float(x[far].max()):.3g} instead of 0 to 1"
     remedy = "if clients normalise their images, set mean and std of the data (DataSpec)"
-    return _mark_undecided(own, far, f"whose values are {values}: {remedy}")
+    return _mark_undecided(estimates, far, f"whose values are {values}: {remedy}")
 
 
 def is_far_outside(x: Tensor) -> Tensor:
@@ -233,11 +235,11 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
     if not (unsure := int(probabilities.isnan().sum())):
         return ConfidenceEstimates(probabilities, explained, evidence)
     least, most = own.unsure
-    words = (
+    note = (
         f"confidence is undecided for {unsure} of {len(probabilities)} examples: probabilities from {least} to {most} were too "
         "inaccurate in the calibration"
     )
-    return ConfidenceEstimates(probabilities, explained, evidence, (words,))
+    return ConfidenceEstimates(probabilities, explained, evidence, (note,))
 
 
 def _explain_misfit(unexplained: float, data: DataSpec) -> str:
@@ -258,8 +260,8 @@ def build_undecided(
     explained: (N,) share of the gradient's power that the answer explains; None for 0. evidence: features by name, (N,) each.
     """
     unknown = torch.full((examples,), UNDECIDED)
-    words = (f"confidence is undecided: {reason}",)
-    return ConfidenceEstimates(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, words)
+    notes = (f"confidence is undecided: {reason}",)
+    return ConfidenceEstimates(unknown, torch.zeros(examples) if explained is None else explained, evidence or {}, notes)
 
 
 def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
@@ -271,8 +273,8 @@ def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
     if found.data.is_image and not IMAGE_SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= IMAGE_SIDES[1]:
         smallest, largest = IMAGE_SIDES
         return f"the calibration is for images of {smallest} to {largest} pixels a side, and these have {found.data.shape[1:]}"
-    leaves = [one for one in found.model.modules() if not list(one.children())]
-    strange = [type(one).__name__ for one in leaves if not isinstance(one, (*KNOWN_LAYERS, nn.Sequential))]
+    leaves = [module for module in found.model.modules() if not list(module.children())]
+    strange = [type(module).__name__ for module in leaves if not isinstance(module, (*KNOWN_LAYERS, nn.Sequential))]
     if strange:
         return f"the calibration included no network with {', '.join(sorted(set(strange)))}"
     return ""

@@ -93,14 +93,14 @@ def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     nonzero entries of all observed gradients.
     """
     missed, noise, weights, sent = [], [], [], 0
-    for one in found.compared:
-        made = one.simulate(found.x)
-        power = squared_norm(one.observed).clamp(min=torch.finfo(found.x.dtype).tiny)
-        off = squared_norm({name: made[name] - one.observed[name] for name in one.observed})
-        weights.append(one.weight)
-        missed.append(one.weight * torch.where(squared_norm(one.observed) > 0, off / power, 1))
-        noise.append(one.weight * one.variance * one.coordinates / power)
-        sent += sum(int(g.count_nonzero()) for g in one.observed.values())
+    for compared in found.compared:
+        made = compared.simulate(found.x)
+        power = squared_norm(compared.observed).clamp(min=torch.finfo(found.x.dtype).tiny)
+        off = squared_norm({name: made[name] - compared.observed[name] for name in compared.observed})
+        weights.append(compared.weight)
+        missed.append(compared.weight * torch.where(squared_norm(compared.observed) > 0, off / power, 1))
+        noise.append(compared.weight * compared.variance * compared.coordinates / power)
+        sent += sum(int(g.count_nonzero()) for g in compared.observed.values())
     whole = torch.stack(weights).sum()
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
 

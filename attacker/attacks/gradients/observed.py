@@ -84,5 +84,5 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
 
 
-def _is_same(one: GradientTensors, other: GradientTensors) -> bool:
-    return all(t is other[name] or torch.equal(t, other[name]) for name, t in one.items())
+def _is_same(first: GradientTensors, other: GradientTensors) -> bool:
+    return all(t is other[name] or torch.equal(t, other[name]) for name, t in first.items())

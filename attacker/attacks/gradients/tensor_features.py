@@ -89,15 +89,15 @@ def separate_directions(g: Tensor, w: Tensor, span: Tensor, *, rng: Generator) -
     """
     v = w @ span
     moment = compute_fourth_moment(g, v, torch.eye(v.shape[1]).to(v)[0])  # along the mean of the features no example has weight 0
-    best, least = torch.eye(v.shape[1]).to(v), float("inf")
+    best, minimum = torch.eye(v.shape[1]).to(v), float("inf")
     for _ in range(SEPARATIONS):
         a, b = (torch.einsum("abc,c->ab", moment, torch.randn(v.shape[1], generator=rng).to(v)) for _ in "ab")
         vectors = torch.linalg.eig(a @ torch.linalg.pinv(b)).eigenvectors.real
         found = (vectors / vectors.norm(dim=0).clamp(min=1e-300)).T
         cubes = torch.einsum("na,nb,nc->nabc", found, found, found).flatten(1)
         misfit = float((cubes.T @ torch.linalg.lstsq(cubes.T, moment.reshape(-1, 1)).solution - moment.reshape(-1, 1)).norm())
-        if misfit < least:
-            best, least = found, misfit
+        if misfit < minimum:
+            best, minimum = found, misfit
     directions: Tensor = best @ span.T
     return directions
 
@@ -162,6 +162,6 @@ def _separate_reliably(g: Tensor, w: Tensor, count: int, rng: Generator) -> Tens
     the wide layer, (neurons, F), of variance 1.
     """
     parts = ((g[rows], w[rows]) for rows in (slice(None, None, 2), slice(1, None, 2), slice(None)))
-    *halves, whole = (separate_directions(own, v, find_span(own, v, count), rng=rng) for own, v in parts)
+    *halves, whole = (separate_directions(part, v, find_span(part, v, count), rng=rng) for part, v in parts)
     reliable = float((halves[0] @ halves[1].T).abs().max(dim=1).values.min()) >= MIN_AGREEMENT
     return whole if reliable else None

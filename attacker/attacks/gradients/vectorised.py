@@ -89,7 +89,7 @@ def _build_one_by_one(model: nn.Module, data: DataSpec, measure: Loss) -> PerPro
         for examples, labels in zip(x, y, strict=True):
             own = {name: b.clone() for name, b in buffers.items()}  # a network may write to them
             each.append(_compute_by_autograd(model, data, measure, (laid, own), (examples.contiguous(), labels), searched))
-        return {name: tuple(one[name] for one in each) for name in weights}
+        return {name: tuple(gradient[name] for gradient in each) for name in weights}
 
     return compute_gradients
 
@@ -153,10 +153,10 @@ MAX_AUTOGRAD_WEIGHTS = 1e6
 """Number of weights below which the gradient of a single problem is computed by autograd alone."""
 
 
-def _add(one: Stack, other: Stack) -> Stack:
-    if isinstance(one, tuple) or isinstance(other, tuple):
-        return tuple(a + b for a, b in zip(one, other, strict=True))
-    return one + other
+def _add(first: Stack, other: Stack) -> Stack:
+    if isinstance(first, tuple) or isinstance(other, tuple):
+        return tuple(a + b for a, b in zip(first, other, strict=True))
+    return first + other
 
 
 def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:

@@ -44,9 +44,9 @@ def count_by_impact(sums: Tensor, examples: int) -> Tensor:
     counts[first] += 1
     sums[first] -= impact
     for _ in range(examples - len(first)):
-        least = sums.argmin()
-        counts[least] += 1
-        sums[least] -= impact
+        lowest = sums.argmin()
+        counts[lowest] += 1
+        sums[lowest] -= impact
     return counts
 
 

@@ -195,7 +195,7 @@ def find_most_probable(fit: HeadFit, starts: list[Tensor]) -> Tensor:
     From the best of `starts`, the label of one example after the other is changed, as long as that makes the fit more probable.
     starts: candidate counts, each (K,) with the sum n.
     """
-    y = torch.stack([_one_hot(counts.cpu()) for counts in starts])
+    y = torch.stack([_encode_one_hot(counts.cpu()) for counts in starts])
     seeds = fit.start[torch.arange(fit.examples) % len(fit.start)]
     now = fit_features(
         fit, LabelCandidates(y, START_SPREAD * seeds.expand(len(y), -1, -1), torch.zeros(len(y))), COARSE_ERROR, steps=4
@@ -219,10 +219,10 @@ def _climb(fit: HeadFit, now: LabelCandidates, share: float) -> LabelCandidates:
         if changed is None:
             break
         tries = fit_features(fit, changed, share, steps=TRIAL_STEPS)
-        least = int(tries.cost.argmin())
-        if not tries.cost[least] < now.cost[0]:
+        lowest = int(tries.cost.argmin())
+        if not tries.cost[lowest] < now.cost[0]:
             break
-        now = fit_features(fit, tries[least : least + 1], share, steps=5)
+        now = fit_features(fit, tries[lowest : lowest + 1], share, steps=5)
     return now
 
 
@@ -255,7 +255,7 @@ def _propose_changes(fit: HeadFit, now: LabelCandidates, share: float, tried: se
     return LabelCandidates(torch.stack(found), now.z.expand(len(found), -1, -1), now.cost.expand(len(found)))
 
 
-def _one_hot(counts: Tensor) -> Tensor:
+def _encode_one_hot(counts: Tensor) -> Tensor:
     labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
     return torch.eye(len(counts), dtype=torch.float64)[labels]
 

@@ -17,39 +17,41 @@ MAX_MISFIT = 0.5
 last layer's gradient, at which these features are used."""
 
 
-def read_labels(rule: LabelRule, seen: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
-    """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `seen`.
+def read_labels(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
+    """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `observed`.
 
     The rule gets the model's features and mean predictions for random inputs, at the weights that were sent. With several local
     steps and no known defense, they are computed at the mean of the weights at which the steps begin instead. This mean is
     estimated under the assumption that all steps are equal, so that the weights move in a straight line.
     """
-    row = seen.get_state(i)
-    gradient = {name: g[i] for name, g in seen.gradients.items()}
+    row = observed.get_state(i)
+    gradient = {name: g[i] for name, g in observed.gradients.items()}
     weights = row["weights"]
-    if seen.steps > 1 and not seen.defended:
-        way = compute_total_step(seen.training, seen.steps) * (seen.steps - 1) / (2 * seen.steps)
-        weights = {name: w - way * (gradient[name] + seen.training.decay * w) for name, w in weights.items()}
+    if observed.steps > 1 and not observed.defended:
+        way = compute_total_step(observed.training, observed.steps) * (observed.steps - 1) / (2 * observed.steps)
+        weights = {name: w - way * (gradient[name] + observed.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
-        probes = draw_inputs(seen.data, PROBE_COUNT, rng).to(seen.device)
-        features, logits = compute_head_inputs(model, seen.data, {**row["buffers"], **weights}, seen.data.normalise(probes))
-    weight, bias = models.find_head(model, seen.data)
+        probes = draw_inputs(observed.data, PROBE_COUNT, rng).to(observed.device)
+        features, logits = compute_head_inputs(
+            model, observed.data, {**row["buffers"], **weights}, observed.data.normalise(probes)
+        )
+    weight, bias = models.find_head(model, observed.data)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     guess = models.predict_probabilities(logits).mean(dim=0)
-    return rule(Evidence(gradient, weight, bias, seen.count, guess, seen.defended, head))
+    return rule(Evidence(gradient, weight, bias, observed.count, guess, observed.defended, head))
 
 
-def read_features(seen: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:
+def read_features(observed: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:
     """Return the features (inputs of the last layer) and the label of each example, inferred from that layer's gradient.
 
     The result is on the CPU.
-    seen:   observed gradients of one or more cases. i: index of the case.
+    observed: gradients of one or more cases. i: index of the case.
     labels: (N,), known or inferred, on the CPU.
     known:  whether `labels` are certain. If not, and if the layer has a bias, they are replaced if other labels are found that
             fit the gradient better.
     """
-    row, (weight, bias) = seen.get_state(i), models.find_head(seen.model, seen.data)
-    gradient = {name: g[i].cpu() for name, g in seen.gradients.items()}
+    row, (weight, bias) = observed.get_state(i), models.find_head(observed.model, observed.data)
+    gradient = {name: g[i].cpu() for name, g in observed.gradients.items()}
     weights = {name: w.cpu() for name, w in row["weights"].items()}
     return solve_head_features(
         gradient[weight],

@@ -17,7 +17,7 @@ from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import SEARCH_OPTIMISERS, find_perceptual, match_images
 from attacker.attacks.learned.perceptual import load
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
-from defenses._registry import Registry
+from defenses.registry import Registry
 
 NO_ENHANCER = "none"
 READY_FILE = Path(__file__).with_name("enhancer_small.safetensors")
@@ -123,7 +123,7 @@ def read_enhancer(path: Path, *, optimiser: str = "adam", lpips_weights: str = "
             f"{path} holds a prior of kind {prior.facts.kind}, and only a generator is searched with an optimiser; leave out "
             f"@{optimiser}"
         )
-    return Enhancer(prior.name, lambda x: apply_network(prior.network, x))
+    return Enhancer(prior.name, lambda x: _apply_network(prior.network, x))
 
 
 def find_denoiser(name: str) -> Callable[[Tensor], Tensor] | None:
@@ -136,11 +136,11 @@ def find_denoiser(name: str) -> Callable[[Tensor], Tensor] | None:
         return None
     if name.endswith(FILE_ENDING):
         network = read_prior(Path(name), "denoiser").network
-        return lambda x: apply_network(network, x)
+        return lambda x: _apply_network(network, x)
     return DENOISERS[name]()
 
 
-def apply_network(network: nn.Module, x: Tensor) -> Tensor:
+def _apply_network(network: nn.Module, x: Tensor) -> Tensor:
     """Apply a network for colour images to images (N, C, H, W) of any size, with C = 1 or 3.
 
     Images are padded at the right and bottom to sides that the network's stride divides, and cropped to their size afterwards.

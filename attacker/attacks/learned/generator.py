@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import interpolate
 
-from attacker.attacks.learned.networks import SLOPE
+from attacker.attacks.learned.networks import activate
 
 STRIDE = 8
 """Ratio of the sides of an image and of the feature maps after the first stage."""
@@ -30,15 +30,17 @@ class ImageGenerator(nn.Module):
         super().__init__()
         if side % STRIDE:
             raise ValueError(f"the side of a generator's images must be a multiple of {STRIDE}, got {side}")
-        self.latents, self.classes, self.side, self.least = latents, classes, side, side // STRIDE
+        self.latents, self.classes, self.side, self.smallest_side = latents, classes, side, side // STRIDE
         widths = (width, 2 * width, 4 * width, 4 * width)
         self.wide = widths[-1]
-        self.feature_shapes = [(w, self.least * 2**level, self.least * 2**level) for level, w in enumerate(widths[:0:-1])]
+        self.feature_shapes = [
+            (w, self.smallest_side * 2**level, self.smallest_side * 2**level) for level, w in enumerate(widths[:0:-1])
+        ]
         self.enter = nn.Conv2d(3, width, 3, padding=1)
         self.down = nn.ModuleList(nn.Conv2d(a, b, 4, stride=2, padding=1) for a, b in pairwise(widths))
-        self.code = nn.Linear(self.wide * self.least**2, 2 * latents)
+        self.code = nn.Linear(self.wide * self.smallest_side**2, 2 * latents)
         self.classes_seen = nn.Embedding(classes, latents)
-        self.expand = nn.Linear(2 * latents, self.wide * self.least**2)
+        self.expand = nn.Linear(2 * latents, self.wide * self.smallest_side**2)
         self.up = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in reversed(list(pairwise(widths))))
         self.leave = nn.Conv2d(width, 3, 3, padding=1)
 
@@ -46,8 +48,8 @@ class ImageGenerator(nn.Module):
         """Return means and logarithms of variances, each (N, latents), of the latents of images (N, 3, side, side)."""
         found = self.enter(x)
         for shrink in self.down:
-            found = shrink(_activate(found))
-        mean, log_variance = self.code(_activate(found).flatten(1)).chunk(2, dim=1)
+            found = shrink(activate(found))
+        mean, log_variance = self.code(activate(found).flatten(1)).chunk(2, dim=1)
         return mean, log_variance.clamp(-10, 10)
 
     def run_stage(self, stage: int, given: Tensor, y: Tensor) -> Tensor:
@@ -60,9 +62,9 @@ class ImageGenerator(nn.Module):
             seen = y @ self.classes_seen.weight if y.ndim == 2 else self.classes_seen(y)
             first: Tensor = self.expand(torch.cat([given, seen], dim=1))
             return first.reshape(-1, *self.feature_shapes[0])
-        grown = interpolate(_activate(given), scale_factor=2, mode="bilinear", align_corners=False)
+        grown = interpolate(activate(given), scale_factor=2, mode="bilinear", align_corners=False)
         found: Tensor = self.up[stage - 1](grown)
-        return (1 + self.leave(_activate(found)).tanh()) / 2 if stage == len(self.up) else found
+        return (1 + self.leave(activate(found)).tanh()) / 2 if stage == len(self.up) else found
 
     def decode(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the images (N, 3, side, side) in [0, 1] of latents z (N, latents) and labels y, as in `run_stage`."""
@@ -76,7 +78,3 @@ class ImageGenerator(nn.Module):
         noise = torch.randn(mean.shape, generator=rng).to(mean)
         divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum() / 2
         return self.decode(mean + (log_variance / 2).exp() * noise, y), divergence / x.numel()
-
-
-def _activate(x: Tensor) -> Tensor:
-    return torch.nn.functional.leaky_relu(x, SLOPE)

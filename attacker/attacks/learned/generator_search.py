@@ -75,13 +75,13 @@ def match_images(
     return network.decode(torch.stack(found.z), labels)
 
 
-def measure_distance(made: Tensor, x: Tensor, metric: Lpips | None) -> Tensor:
+def measure_distance(generated: Tensor, x: Tensor, metric: Lpips | None) -> Tensor:
     """Return the root mean square difference of each pair of images, plus LPIPS if there is a metric, (N,).
 
     The paper adds the Euclidean distance, which grows with the number of pixels; the root mean square does not.
     """
-    distance = ((made - x).square().flatten(1).mean(dim=1) + 1e-12).sqrt()
-    return distance if metric is None else distance + metric.compare(made, x)
+    distance = ((generated - x).square().flatten(1).mean(dim=1) + 1e-12).sqrt()
+    return distance if metric is None else distance + metric.compare(generated, x)
 
 
 def find_perceptual(shape: tuple[int, ...]) -> Lpips | None:

@@ -81,6 +81,6 @@ def _read_folder(path: Path, size: int) -> Tensor:
         if side < size:
             raise ValueError(f"{file}: its shorter side, {side} pixels, is smaller than --size {size}; remove it or lower --size")
         squares.append(square)
-    least = min(square.size[0] for square in squares)
-    values = [np.asarray(square.resize((least, least), Image.Resampling.BICUBIC)) for square in squares]
+    minimum = min(square.size[0] for square in squares)
+    values = [np.asarray(square.resize((minimum, minimum), Image.Resampling.BICUBIC)) for square in squares]
     return torch.from_numpy(np.stack(values)).permute(0, 3, 1, 2).contiguous()

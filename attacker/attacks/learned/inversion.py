@@ -76,11 +76,11 @@ class LearningToInvert:
             for observation in group:
                 x, y = trained.invert(observation.update)
                 best = float(trained.losses.min())
-                words = f"trained on {self.training.simulations} simulated clients; loss {best:.4g} on held-out ones"
+                note = f"trained on {self.training.simulations} simulated clients; loss {best:.4g} on held-out ones"
                 found.append(
                     build_reconstruction(
                         owners[observation.key], x, y, attack=self.name, rng=rng, route="learned inversion",
-                        loss=trained.losses, iterations=self.training.epochs, seconds=seconds, notes=(words,),
+                        loss=trained.losses, iterations=self.training.epochs, seconds=seconds, notes=(note,),
                     )
                 )  # fmt: skip
         return found

@@ -150,7 +150,7 @@ def simulate_updates(
             model, lambda w, x: run_forward_pass(model, {**buffers, **w}, data.normalise(x)), models.find_loss(training.loss)
         )
         each = [rule.gradient(problem, tracked, a.to(device), b.to(device), rng)[0] for a, b in zip(x, y, strict=True)]
-        gradient = {name: torch.stack([one[name] for one in each]).detach() for name in weights}
+        gradient = {name: torch.stack([part[name] for part in each]).detach() for name in weights}
     step = compute_total_step(training, 1)
     return {name: -step * (g + training.decay * weights[name]) for name, g in gradient.items()}
 

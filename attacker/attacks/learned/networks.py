@@ -35,12 +35,12 @@ class UNet(nn.Module):
         nn.init.zeros_(self.leave.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        levels = [_activate(self.enter(x))]
+        levels = [activate(self.enter(x))]
         for shrink in self.down:
-            levels.append(_activate(shrink(levels[-1])))
+            levels.append(activate(shrink(levels[-1])))
         found = levels.pop()
         for enlarge, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
-            found = _activate(merge(torch.cat([_activate(enlarge(found)), levels.pop()], dim=1)))
+            found = activate(merge(torch.cat([activate(enlarge(found)), levels.pop()], dim=1)))
         corrected: Tensor = x + self.leave(torch.cat([found, x], dim=1))
         return corrected
 
@@ -104,17 +104,17 @@ class Autoencoder(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the latents (N, channels, H / factor, W / factor) of images (N, 3, H, W)."""
-        found = _activate(self.enter(x))
+        found = activate(self.enter(x))
         for shrink in self.down:
-            found = _activate(shrink(found))
+            found = activate(shrink(found))
         latent: Tensor = self.code(found)
         return latent
 
     def decode(self, z: Tensor) -> Tensor:
         """Return the images (N, 3, H, W) of latents (N, channels, H / factor, W / factor), not limited to [0, 1]."""
-        found = _activate(self.expand(z))
+        found = activate(self.expand(z))
         for enlarge in reversed(self.up):
-            found = _activate(enlarge(interpolate(found, scale_factor=2, mode="bilinear", align_corners=False)))
+            found = activate(enlarge(interpolate(found, scale_factor=2, mode="bilinear", align_corners=False)))
         image: Tensor = 0.5 + self.leave(found)
         return image
 
@@ -135,5 +135,6 @@ class PatchCritic(nn.Sequential):
         super().__init__(*layers, spectral_norm(nn.Conv2d(4 * width, 1, 4, padding=1)))
 
 
-def _activate(x: Tensor) -> Tensor:
+def activate(x: Tensor) -> Tensor:
+    """Return the leaky ReLU of x, with the slope SLOPE below 0."""
     return torch.nn.functional.leaky_relu(x, SLOPE)

@@ -60,13 +60,13 @@ def explain_missing(net: str, shape: tuple[int, ...]) -> str | None:
     Raises ValueError for an unknown backbone.
     """
     _check_known(net)
-    backbone, least = BACKBONES[net], BACKBONES[net].smallest
+    backbone, minimum = BACKBONES[net], BACKBONES[net].smallest
     if shape[0] not in (1, 3):
         return f"LPIPS needs images of 1 or 3 channels, got {shape[0]}"
-    if min(shape[1:]) < least:
+    if min(shape[1:]) < minimum:
         other = BACKBONES["vgg"].smallest
         hint = f"; --lpips-net vgg takes {other}x{other}" if net != "vgg" and min(shape[1:]) >= other else ""
-        return f"{backbone.title} needs images of at least {least}x{least} pixels, got {shape[1]}x{shape[2]}{hint}"
+        return f"{backbone.title} needs images of at least {minimum}x{minimum} pixels, got {shape[1]}x{shape[2]}{hint}"
     return None
 
 
@@ -119,7 +119,7 @@ def load(net: str = "alex", weights: Path | None = None) -> Lpips:
     return Lpips(net, model.requires_grad_(False).eval())
 
 
-def load_or_explain(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
+def load_lpips(spec: DataSpec, net: str = "alex", weights: Path | None = None) -> Lpips | str:
     """Return the LPIPS model that `load` returns, or as text the reason why there is none.
 
     Reasons are an unknown backbone, images of an unsuitable shape, and a missing or wrong weight file. spec: specification of the

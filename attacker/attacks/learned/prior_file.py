@@ -73,7 +73,7 @@ def build_network(facts: PriorFacts) -> nn.Module:
 def write_prior(path: Path, network: nn.Module, facts: PriorFacts) -> str:
     """Write weights, rounded to half precision, and metadata into a safetensors file; return the hash of the rounded weights."""
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in network.state_dict().items()}
-    digest = hash_tensors(tensors)
+    digest = _hash_tensors(tensors)
     write_tensors(path, tensors, {"facts": json.dumps({**asdict(facts), "weights_hash": digest})})
     return digest
 
@@ -103,7 +103,7 @@ def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
     return LearnedPrior(network.requires_grad_(False).eval(), facts, digest)
 
 
-def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+def _hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the names, shapes, data types and values of tensors on the CPU, as hexadecimal digits."""
     found = hashlib.sha256()
     for name in sorted(tensors):
@@ -125,7 +125,7 @@ def _check(facts: PriorFacts, kinds: Sequence[PriorKind], digest: Any, tensors: 
             f"the settings of its network must be whole numbers from 1 to {MAX_SETTING}, got {dict(facts.settings)}; train it "
             "again"
         )
-    if hash_tensors(tensors) != digest:
+    if _hash_tensors(tensors) != digest:
         raise ValueError("its weights do not have the hash that it states; copy it again, or train it again")
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise ValueError("its weights hold NaN or infinity; train it again")

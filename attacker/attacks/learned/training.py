@@ -76,7 +76,7 @@ class Trainer:
             raise ValueError(
                 f"images of {images.shape[-2]}x{images.shape[-1]} pixels are smaller than --size {size}; lower --size"
             )
-        self.facts = replace(self.facts, steps=self.training.steps, images=len(images), data_hash=hash_images(images))
+        self.facts = replace(self.facts, steps=self.training.steps, images=len(images), data_hash=_hash_images(images))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.facts.seed)
             self.network, self.critic = build_network(self.facts).to(self.device), PatchCritic().to(self.device)
@@ -115,7 +115,7 @@ class Trainer:
 
     def _take_step(self) -> float:
         """Train on one batch and return its l1 distance before the step."""
-        settings, rng = self.training, Generator().manual_seed(hash_seed(self.facts.seed, self.done))
+        settings, rng = self.training, Generator().manual_seed(_hash_seed(self.facts.seed, self.done))
         for optimiser in (self.optimiser, self.critics_optimiser):
             for group in optimiser.param_groups:
                 group["lr"] = settings.compute_rate(self.done)
@@ -147,8 +147,8 @@ class Trainer:
             return self.network(degrade(clean.cpu(), rng).to(self.device)), 0.0
         return self.network(add_noise(clean, rng) if self.facts.kind == "denoiser" else clean), 0.0
 
-    def _train_critic(self, real: Tensor, made: Tensor) -> None:
-        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(made)).mean()
+    def _train_critic(self, real: Tensor, generated: Tensor) -> None:
+        loss = relu(1 - self.critic(real)).mean() + relu(1 + self.critic(generated)).mean()
         self.critics_optimiser.zero_grad()
         torch.autograd.backward(loss)
         self.critics_optimiser.step()
@@ -206,8 +206,8 @@ def crop_at_random(images: Tensor, rows: Tensor, size: int, rng: Generator) -> T
     for i in rows.tolist():
         height, width = images.shape[-2:]
         shorter = min(height, width)
-        least = max(size, round(MIN_CROP * shorter))
-        side = least + int(torch.randint(shorter - least + 1, (), generator=rng))
+        minimum = max(size, round(MIN_CROP * shorter))
+        side = minimum + int(torch.randint(shorter - minimum + 1, (), generator=rng))
         top, left = (int(torch.randint(length - side + 1, (), generator=rng)) for length in (height, width))
         crop = images[i : i + 1, :, top : top + side, left : left + side].float() / 255
         if side != size:
@@ -216,11 +216,11 @@ def crop_at_random(images: Tensor, rows: Tensor, size: int, rng: Generator) -> T
     return torch.cat(crops)
 
 
-def hash_images(images: Tensor) -> str:
+def _hash_images(images: Tensor) -> str:
     """Return the SHA-256 of the shape and the bytes of images, as hexadecimal digits."""
     return hashlib.sha256(str(tuple(images.shape)).encode() + images.contiguous().numpy().tobytes()).hexdigest()
 
 
-def hash_seed(seed: int, step: int) -> int:
+def _hash_seed(seed: int, step: int) -> int:
     """Return the seed of one training step's random numbers, computed from the training's seed and the step's number."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}".encode()).digest()[:8], "big") >> 1

@@ -190,17 +190,17 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
         start = (bias_gradient.double() + counts.double() @ one_hot / size).clamp(min=0)
         start = start / start.sum().clamp(min=1e-12)
     p = start.expand(len(classes), -1)
-    c, least = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
+    c, minimum = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
     for _ in range(MAX_ITERATIONS):
         a = counts[:, None] * (p - one_hot) / size
         found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
         p = system.compute_probabilities(found)
         misfit = _compute_misfit((counts[:, None] * (p - one_hot) / size).T @ found, system.target)
-        if misfit < least:
-            c, gain, least = found, least - misfit, misfit
-            if gain < 1e-3 * least or least < 1e-9:
+        if misfit < minimum:
+            c, gain, minimum = found, minimum - misfit, misfit
+            if gain < 1e-3 * minimum or minimum < 1e-9:
                 break
-    return c, least
+    return c, minimum
 
 
 def _solve_examples(system: _Equations, labels: Tensor, start: Tensor, shared: Tensor, rng: Generator) -> tuple[Tensor, float]:

@@ -76,7 +76,9 @@ def repeat_links(links: Links, epochs: int) -> Links:
     The places of each observation are repeated for every epoch e = 0, 1, ...; in epoch e they hold separate examples, whose
     numbers are larger by e times the number of examples of one epoch.
     """
-    places = tuple(torch.cat([own + epoch * links.examples for epoch in range(epochs)]) for own in links.places)
+    places = tuple(
+        torch.cat([places_of_round + epoch * links.examples for epoch in range(epochs)]) for places_of_round in links.places
+    )
     labels = None if links.labels is None else links.labels.repeat(epochs)
     return replace(links, places=places, confidence=links.confidence.repeat(epochs), labels=labels)
 
@@ -87,7 +89,7 @@ def link(
     batch_size: int,
     matching: Matching = "assignment",
     rule: Filter = "own",
-    least: float = MIN_CERTAINTY,
+    min_certainty: float = MIN_CERTAINTY,
     whole_passes: bool = False,
 ) -> Links:
     """Return the links of a client's rounds: find passes over its examples, and match examples of each pass with earlier ones.
@@ -98,7 +100,7 @@ def link(
                   cost between the place and an earlier place that was linked to this example.
     rule:         "own" links only examples with equal labels. "lists" links examples with any labels, provided that their two
                   observations have a label in common. "none" links any examples.
-    least:        pairs with smaller certainty are not linked; 0 links all matched pairs.
+    min_certainty: pairs with smaller certainty are not linked; 0 links all matched pairs.
     whole_passes: whether every round is a pass, because training is prescribed in epochs.
     No round is dropped: the places of a round that cannot be compared become separate examples, and a note states the reason.
     Raises ValueError without rounds, for an unknown `matching`, and as `compute_pair_costs` does.
@@ -108,22 +110,24 @@ def link(
     if matching not in ("assignment", "greedy"):
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
     costs = compute_pair_costs(rounds, rule=rule)
-    ends = [len(one.labels) % batch_size != 0 for one in rounds]
+    ends = [len(description.labels) % batch_size != 0 for description in rounds]
     found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
-    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, least)
+    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, min_certainty)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
-    places = tuple(example.split([len(one.labels) for one in rounds]))
-    labels = _vote_labels(torch.cat([one.labels for one in rounds]), example)
+    places = tuple(example.split([len(description.labels) for description in rounds]))
+    labels = _vote_labels(torch.cat([description.labels for description in rounds]), example)
     epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
-    return Links(places, confidence.float(), labels, epochs, write_notes(rounds, found, batch_size, places, doubtful))
+    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
 
 
-def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matching, least: float) -> tuple[Tensor, Tensor, int]:
+def _number_examples(
+    costs: PairCosts, found: Passes, count: int, matching: Matching, min_certainty: float
+) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
     A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
-    not linked because their certainty was below `least`.
+    not linked because their certainty was below `min_certainty`.
     found: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
     twice, so that only places of different passes are linked. count: number of observations.
     matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
@@ -145,7 +149,7 @@ def _number_examples(costs: PairCosts, found: Passes, count: int, matching: Matc
         pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
         how_sure = compute_certainty(cost, pairs, usual)
         for (row, column), certain in zip(pairs, how_sure.tolist(), strict=True):
-            if certain < least:
+            if certain < min_certainty:
                 doubtful += 1
                 continue
             example[here[row]] = known[column]
@@ -159,8 +163,8 @@ def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
     Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
     """
     known, at = torch.unique(example, return_inverse=True)
-    least = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
-    return least.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
+    minimum = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
+    return minimum.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 
 def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
@@ -172,7 +176,7 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 
 
-def write_notes(
+def _write_notes(
     rounds: Sequence[RoundDescription], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
     """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.
@@ -180,13 +184,17 @@ def write_notes(
     found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
     doubtful: number of pairs that were too uncertain to be linked.
     """
-    notes = [f"round {one.round}: {one.problem}; its examples are not linked" for one in rounds if one.problem]
-    notes += [
-        f"round {one.round}: neither features nor images are known; its examples are not linked"
-        for one in rounds
-        if not (one.problem or one.usable)
+    notes = [
+        f"round {description.round}: {description.problem}; its examples are not linked"
+        for description in rounds
+        if description.problem
     ]
-    notes += describe_gaps([one.round for one in rounds])
+    notes += [
+        f"round {description.round}: neither features nor images are known; its examples are not linked"
+        for description in rounds
+        if not (description.problem or description.usable)
+    ]
+    notes += describe_gaps([description.round for description in rounds])
     notes += _describe_batches(rounds, batch_size)
     bounds = [*found.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
@@ -233,12 +241,12 @@ def _describe_batches(rounds: Sequence[RoundDescription], batch_size: int) -> li
 
     batch_size: the batch size that the server prescribes, which the remark names.
     """
-    sizes = [len(one.labels) for one in rounds]
+    sizes = [len(description.labels) for description in rounds]
     usual = max(set(sizes), key=lambda size: (sizes.count(size), size))
-    other = [one for one in rounds if len(one.labels) != usual]
+    other = [description for description in rounds if len(description.labels) != usual]
     if not other:
         return []
-    shown = ", ".join(f"{len(one.labels)} in round {one.round}" for one in other[:3]) + (
+    shown = ", ".join(f"{len(description.labels)} in round {description.round}" for description in other[:3]) + (
         f" and {len(other) - 3} more" if len(other) > 3 else ""
     )
     examples = "example" if usual == 1 else "examples"

@@ -73,10 +73,10 @@ def compute_pair_costs(rounds: Sequence[RoundDescription], *, rule: Filter) -> P
     sizes or values are invalid.
     """
     _check_rounds(rounds)
-    owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(one.labels) for one in rounds]))
-    labels = torch.cat([one.labels for one in rounds])
-    usable = [one for one in rounds if one.usable]
-    places = torch.tensor([one.usable for one in rounds])[owner].nonzero().flatten()
+    owner = torch.repeat_interleave(torch.arange(len(rounds)), torch.tensor([len(description.labels) for description in rounds]))
+    labels = torch.cat([description.labels for description in rounds])
+    usable = [description for description in rounds if description.usable]
+    places = torch.tensor([description.usable for description in rounds])[owner].nonzero().flatten()
     cost = torch.full((len(owner), len(owner)), IMPOSSIBLE_COST)
     if not usable:
         return PairCosts(cost, owner, torch.empty(0))
@@ -91,11 +91,11 @@ def compute_pair_costs(rounds: Sequence[RoundDescription], *, rule: Filter) -> P
 
 def _compute_costs(usable: Sequence[RoundDescription]) -> list[Tensor]:
     parts = []
-    features = [one.features for one in usable if one.features is not None]
+    features = [description.features for description in usable if description.features is not None]
     if len(features) == len(usable):
-        all_features = torch.cat(make_comparable(features, [one.reference for one in usable]))
+        all_features = torch.cat(make_comparable(features, [description.reference for description in usable]))
         parts.append(cosine_distances(all_features, all_features).clamp(min=0).float())
-    images = [one.images for one in usable if one.images is not None]
+    images = [description.images for description in usable if description.images is not None]
     if len(images) == len(usable):
         small = pool(torch.cat(images).clamp(0, 1))
         parts.append(squared_distances(small, small).float())
@@ -128,16 +128,17 @@ def _check_rounds(rounds: Sequence[RoundDescription]) -> None:
                 f"observations of one client must be sorted by round, each round once, but round {before.round} precedes round "
                 f"{after.round}"
             )
-    for one in rounds:
-        for name, values in (("features", one.features), ("images", one.images)):
-            if values is None or one.problem:
+    for description in rounds:
+        for name, values in (("features", description.features), ("images", description.images)):
+            if values is None or description.problem:
                 continue
-            if len(values) != len(one.labels):
+            if len(values) != len(description.labels):
                 raise ValueError(
-                    f"round {one.round} must have as many {name} as labels, got {len(values)} {name} and {len(one.labels)} labels"
+                    f"round {description.round} must have as many {name} as labels, got {len(values)} {name} and "
+                    f"{len(description.labels)} labels"
                 )
             if not bool(values.isfinite().all()):
                 raise ValueError(
-                    f"{name} of round {one.round} contain NaN or infinite values; set RoundDescription.problem of this round "
-                    "to a text that says so, and it is not compared"
+                    f"{name} of round {description.round} contain NaN or infinite values; set RoundDescription.problem of this "
+                    "round to a text that says so, and it is not compared"
                 )

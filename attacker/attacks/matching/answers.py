@@ -169,17 +169,17 @@ def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) ->
     the largest over all observations of several steps. It is 0 without such observations, if local steps are simulated, and for
     attacks with surrogate weights. x, y, z: examples, labels and latent vector of case i.
     """
-    simulation, most = batch.attack.simulation, torch.zeros(())
+    simulation, maximum = batch.attack.simulation, torch.zeros(())
     if simulation.local_steps == "simulated" or simulation.surrogate:
-        return most
+        return maximum
     for o, view in enumerate(batch.views):
         if view.steps > 1:
             row, update = view.get_case(i), batch.cases[i].observations[o].update
             moved = {name: w + update[name].to(w) for name, w in row["weights"].items()}
             here, there = view.simulate(row, x, y, z), view.simulate({**row, "weights": moved}, x, y, z)
             off = squared_norm({name: there[name] - here[name] for name in here})
-            most = torch.maximum(most, (off / squared_norm(here)).cpu())
-    return most
+            maximum = torch.maximum(maximum, (off / squared_norm(here)).cpu())
+    return maximum
 
 
 def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:

@@ -130,9 +130,10 @@ class CaseBatch:
         nothing = HeldExamples(
             torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0
         )
-        each = [nothing if one is None else one for one in known]  # separate examples of local epochs are held alike
-        x = torch.stack([one.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for one in each])
-        mask = torch.stack([one.mask.repeat(self.epochs) for one in each])
+        # Separate examples of local epochs are held alike.
+        each = [nothing if examples is None else examples for examples in known]
+        x = torch.stack([examples.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for examples in each])
+        mask = torch.stack([examples.mask.repeat(self.epochs) for examples in each])
         return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
@@ -217,7 +218,9 @@ class CaseBatch:
         if not self.data.is_image:
             return None
         grey = solid(PLAIN_GREY)
-        return self.space.encode([grey(self.data, own, g) for own, g in zip(labels, rngs, strict=True)], rngs, self.attack.device)
+        return self.space.encode(
+            [grey(self.data, label, g) for label, g in zip(labels, rngs, strict=True)], rngs, self.attack.device
+        )
 
     def decode(self, z: Tensor, problem: ProblemRow) -> tuple[Tensor, Tensor]:
         """Return examples x (V, *shape) and labels y (V,), or soft labels (V, K), of a latent vector (D,).

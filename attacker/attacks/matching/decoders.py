@@ -133,7 +133,7 @@ def coarse_to_fine(data: DataSpec) -> Decoder:
 
     def decode(z: Tensor) -> Tensor:
         latents = zip(scales, torch.split(z, list(sizes), dim=1), strict=True)
-        return torch.stack([scale.decode(own.reshape(-1, *scale.shape)) for scale, own in latents]).sum(dim=0)
+        return torch.stack([scale.decode(latent.reshape(-1, *scale.shape)) for scale, latent in latents]).sum(dim=0)
 
     def encode(x: Tensor) -> Tensor:
         small = scales[0].encode(x).flatten(1)
@@ -228,17 +228,17 @@ def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
     return found
 
 
-def check_shapes(own: Decoder, name: str, x: Tensor) -> None:
+def check_shapes(decoder: Decoder, name: str, x: Tensor) -> None:
     """Raise ValueError unless `encode`, `decode` and `project` of a decoder run on two examples and return the expected shapes.
 
     name: the decoder, for messages. x: examples (N, *shape) on the device of the search, of which two are tried.
     """
     example = torch.cat([x, x])[:2]
-    latent, z = (2, *own.shape), torch.full((2, *own.shape), 0.5, device=x.device)
+    latent, z = (2, *decoder.shape), torch.full((2, *decoder.shape), 0.5, device=x.device)
     trials = (
-        ("encode", own.encode, example, latent),
-        ("decode", lambda given: own.apply(given, torch.zeros(2, dtype=torch.long, device=x.device)), z, example.shape),
-        ("project", own.project, z, latent),
+        ("encode", decoder.encode, example, latent),
+        ("decode", lambda given: decoder.apply(given, torch.zeros(2, dtype=torch.long, device=x.device)), z, example.shape),
+        ("project", decoder.project, z, latent),
     )
     for part, function, given, wanted in trials:
         try:

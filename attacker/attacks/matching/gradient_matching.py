@@ -112,10 +112,10 @@ class MatchingRun:
         search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
         return search.restarts // search.at_once + warm
 
-    def _report(self, restart: int, done: int, steps: int, words: str) -> None:
+    def _report(self, restart: int, done: int, steps: int, message: str) -> None:
         """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
         assert self.progress is not None
-        self.progress(restart * steps + done, self._starts * steps, words)
+        self.progress(restart * steps + done, self._starts * steps, message)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
@@ -220,7 +220,9 @@ class MatchingRun:
         stop = self.attack.search.stop
         if not self.attack.sees_gradient or self._draws_at_random:
             return replace(stop, give_up=0.0, stall=None)
-        declared = any(one.defenses.steps or one.gradient.step for case in self.cases for one in case.observations)
+        declared = any(
+            observation.defenses.steps or observation.gradient.step for case in self.cases for observation in case.observations
+        )
         return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
@@ -233,7 +235,7 @@ class MatchingRun:
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
         starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if numbers[0] == 0:
-            fixed_labels = [None if space.joint else one for one in labels.cpu()]
+            fixed_labels = [None if space.joint else label for label in labels.cpu()]
             pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
             starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
         return space.encode(starts, rngs, self.attack.device)

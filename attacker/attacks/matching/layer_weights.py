@@ -34,8 +34,8 @@ def weigh_relatively(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     count = sum(g.numel() for g in observed.values())
     whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
-    least = MIN_MEAN_SQUARE * whole / count + torch.finfo(whole.dtype).tiny
-    return {name: 1 / (count * g.square().mean().maximum(least)) for name, g in observed.items()}
+    minimum = MIN_MEAN_SQUARE * whole / count + torch.finfo(whole.dtype).tiny
+    return {name: 1 / (count * g.square().mean().maximum(minimum)) for name, g in observed.items()}
 
 
 def weigh_by_norm(observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,8 +65,8 @@ def keep_largest(share: float) -> LayerWeights:
 
     def weigh(model: nn.Module, observed: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sizes = {name: g.abs() for name, g in observed.items()}
-        least = {name: size.flatten().sort().values[-ceil(size.numel() * share)] for name, size in sizes.items()}
-        return {name: (size >= least[name]).to(size.dtype) for name, size in sizes.items()}
+        minimum = {name: size.flatten().sort().values[-ceil(size.numel() * share)] for name, size in sizes.items()}
+        return {name: (size >= minimum[name]).to(size.dtype) for name, size in sizes.items()}
 
     return weigh
 

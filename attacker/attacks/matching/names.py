@@ -16,7 +16,7 @@ from attacker.attacks.matching.priors import DenoiserTerm
 from attacker.attacks.matching.simulation import LocalSteps
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
-from defenses._registry import Registry
+from defenses.registry import Registry
 
 NamedPart = TypeVar("NamedPart")
 

@@ -67,4 +67,4 @@ class RoundsInOrder:
 
 
 def _stack(each: Sequence[GradientTensors]) -> GradientTensors:
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    return {name: torch.stack([gradient[name] for gradient in each]) for name in each[0]}

@@ -137,7 +137,7 @@ class MatchingSettings:
         """
         parts: dict[str, Any] = {}
         for part in COMPONENT_NAMES:
-            known = {one.name for one in fields(getattr(self, part))}
+            known = {field.name for field in fields(getattr(self, part))}
             own = {name: settings.pop(name) for name in known & set(settings)}
             if own:
                 parts[part] = replace(settings.pop(part, getattr(self, part)), **own)

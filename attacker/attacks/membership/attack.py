@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
@@ -62,7 +63,7 @@ class Membership:
         started = perf_counter()
         scores = self._score(cases, pool, rng, progress) if self.sees_gradient else _draw_scores(cases, pool, rng)
         seconds = (perf_counter() - started) / len(cases)
-        return [self._name(case, pool, own, rng, seconds) for case, own in zip(cases, scores, strict=True)]
+        return [self._name(case, pool, case_scores, rng, seconds) for case, case_scores in zip(cases, scores, strict=True)]
 
     def fit(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None = None) -> dict[str, Coefficients]:
         """Return the coefficients of the candidates in every update of `cases`, by the observation's key.
@@ -80,12 +81,11 @@ class Membership:
                 progress(done, steps, f"candidates compared with the updates of round {observation.round}")
 
         for done, group in enumerate(plain, start=1):
-            for chosen, same in group_by_values(group, rng):
-                for rows in blocks:
-                    regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
-                    for observation in same:
-                        seen = flatten(_read_gradient(observation), chosen).to(self.device)
-                        found.setdefault(observation.key, []).append(regression.fit(seen).cpu())
+            for (chosen, same), rows in product(group_by_values(group, rng), blocks):
+                regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
+                for observation in same:
+                    observed = flatten(_read_gradient(observation), chosen).to(self.device)
+                    found.setdefault(observation.key, []).append(regression.fit(observed).cpu())
             report(group[0], done)
         followed = (
             pair for case in residual.values() for rows in blocks for pair in fit_residuals(case, pool.of(rows), rng, self.device)
@@ -107,11 +107,11 @@ class Membership:
         """
         chosen, sure = [], []
         ties = torch.randperm(len(pool), generator=seed_generator(rng, case, "ties"))
-        for group, own in zip(_split_rounds(case), scores, strict=True):
-            best = ties[own[ties].argsort(descending=True, stable=True)][: group[0].num_examples]
+        for group, group_scores in zip(_split_rounds(case), scores, strict=True):
+            best = ties[group_scores[ties].argsort(descending=True, stable=True)][: group[0].num_examples]
             chosen.append(best)
             chance = torch.full((len(best),), len(best) / len(pool))  # if all examples are candidates
-            sure.append(estimate_membership(own, pool.y)[best] if self.sees_gradient else chance)
+            sure.append(estimate_membership(group_scores, pool.y)[best] if self.sees_gradient else chance)
         rows = torch.cat(chosen)
         return build_reconstruction(
             case,
@@ -143,7 +143,7 @@ def _check_sizes(cases: Sequence[Case], pool: Pool) -> None:
 def _draw_scores(cases: Sequence[Case], pool: Pool, rng: Generator) -> list[list[Tensor]]:
     """Return random scores of the candidates, in the form of `Membership._score`."""
     drawn = [(seed_generator(rng, case, "choice"), len(_split_rounds(case))) for case in cases]
-    return [[torch.rand(len(pool), generator=own) for _ in range(count)] for own, count in drawn]
+    return [[torch.rand(len(pool), generator=generator) for _ in range(count)] for generator, count in drawn]
 
 
 def membership(*, candidates: FilePath = "") -> Membership:

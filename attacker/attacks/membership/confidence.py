@@ -65,11 +65,11 @@ def estimate_membership(scores: Tensor, labels: Tensor) -> Tensor:
     if len(scores) < MIN_CANDIDATES or smallest < MIN_CLASS or scores.std() == 0:
         return undecided
     z = _align_classes(scores.double(), labels)
-    mixture = fit_mixture(z)
+    mixture = _fit_mixture(z)
     return mixture.compute_probabilities(z) if mixture.evidence >= MIN_EVIDENCE * max(1.0, len(z) / 1000) else undecided
 
 
-def fit_mixture(z: Tensor) -> Mixture:
+def _fit_mixture(z: Tensor) -> Mixture:
     """Return the mixture with the largest likelihood of z-scores z (P,), found by expectation maximisation.
 
     The two distributions are limited by `members.mean >= others.loc + others.scale` and `members.stddev >= others.scale`.

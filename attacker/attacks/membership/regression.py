@@ -34,7 +34,7 @@ def join_blocks(blocks: Sequence[Tensor], each: Sequence[Coefficients]) -> Coeff
     """Return the coefficients of all candidates from regressions of blocks. blocks: indices of candidates, by regression."""
     place = torch.cat(list(blocks)).argsort()
     values, shrinkage, variances = (
-        torch.cat([getattr(one, name) for one in each])[place] for name in ("values", "shrinkage", "variances")
+        torch.cat([getattr(fit, name) for fit in each])[place] for name in ("values", "shrinkage", "variances")
     )
     return Coefficients(values, shrinkage, variances)
 
@@ -94,6 +94,6 @@ def combine(each: Sequence[Coefficients]) -> Tensor:
     each: regressions of several rounds on the gradients of the same candidates. Their unshrunk coefficients (value / shrinkage)
     are weighted by their precision, so that a round whose noise hides the candidates counts little.
     """
-    weights = torch.stack([one.shrinkage / one.variances.clamp(min=TINY) for one in each])
-    values, shrinkage = torch.stack([one.values for one in each]), torch.stack([one.shrinkage for one in each])
+    weights = torch.stack([fit.shrinkage / fit.variances.clamp(min=TINY) for fit in each])
+    values, shrinkage = torch.stack([fit.values for fit in each]), torch.stack([fit.shrinkage for fit in each])
     return (values * weights).sum(dim=0) / (shrinkage * weights).sum(dim=0).sqrt().clamp(min=TINY)

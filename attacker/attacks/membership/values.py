@@ -34,12 +34,14 @@ def group_by_model(observations: Sequence[Observation]) -> list[list[Observation
     return groups
 
 
-def _have_same_model(one: Observation, other: Observation) -> bool:
-    return one.round == other.round and _are_equal(one.weights, other.weights) and _are_equal(one.buffers, other.buffers)
+def _have_same_model(first: Observation, other: Observation) -> bool:
+    return first.round == other.round and _are_equal(first.weights, other.weights) and _are_equal(first.buffers, other.buffers)
 
 
-def _are_equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    return some is others or (some.keys() == others.keys() and all(torch.equal(some[name], t) for name, t in others.items()))
+def _are_equal(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return tensors is others or (
+        tensors.keys() == others.keys() and all(torch.equal(tensors[name], t) for name, t in others.items())
+    )
 
 
 def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iterator[tuple[Chosen, list[Observation]]]:

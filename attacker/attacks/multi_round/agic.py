@@ -115,13 +115,17 @@ class Agic:
             plans = [self._plan(case, rng, progress, memory) for case in cases]
         else:
             plans = [_plan_search(link_for_null(case, same=self.compare == "same")) for case in blind_cases(cases)]
-        held = {key: own for plan in plans if plan.known is not None for key, own in plan.reduced.hold(plan.known).items()}
+        held = {
+            key: examples for plan in plans if plan.known is not None for key, examples in plan.reduced.hold(plan.known).items()
+        }
         joint = replace(self.matching, sees_gradient=self.sees_gradient, device=self.device, held=held)
         searched: dict[str, Reconstruction] = {}
         for group, similar_cases in _group_alike([plan.reduced.case for plan in plans if plan.reduced.case is not None]):
             group_memory = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
             answers = joint(similar_cases, rng=rng, progress=progress, memory=group_memory)
-            searched |= {case.key: self._refine(case, one, progress) for case, one in zip(similar_cases, answers, strict=True)}
+            searched |= {
+                case.key: self._refine(case, answer, progress) for case, answer in zip(similar_cases, answers, strict=True)
+            }
             if any(searched[case.key].interrupted for case in similar_cases):
                 break
         return [

@@ -54,11 +54,11 @@ class Describer:
                 one = RoundDescription(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
                 one = self._add_features(one, seen, probes, rng, known=labels is not None)
             described.append(one)
-        if self.compare == "features" and all(one.usable for one in described):
+        if self.compare == "features" and all(description.usable for description in described):
             return described
         return self._add_images(case, described, rng, progress, memory)
 
-    def _solve_exactly(self, number: int, seen: ObservedGradients, probes: Tensor, rng: Generator) -> RoundDescription | None:
+    def _solve_exactly(self, number: int, observed: ObservedGradients, probes: Tensor, rng: Generator) -> RoundDescription | None:
         """Return the description of round `number` if the labels read off the last bias give features that explain the gradient.
 
         The last layer's gradient must be explained exactly. This avoids the search for labels, which costs more than features and
@@ -67,22 +67,22 @@ class Describer:
         Returns None if there is a misfit, if the round has one example or at least `classes - 1`, if the last layer has no bias,
         if the attacker knows that the update is defended, if the label rule is not the default, or if features are not compared.
         """
-        head, bias = models.find_head(seen.model, seen.data)
-        classes = len(dict(seen.model.named_parameters())[head])
-        if self.compare != "features" or self.matching.labels.rule is not infer_labels or bias is None or seen.defended:
+        head, bias = models.find_head(observed.model, observed.data)
+        classes = len(dict(observed.model.named_parameters())[head])
+        if self.compare != "features" or self.matching.labels.rule is not infer_labels or bias is None or observed.defended:
             return None
-        if not 1 < seen.count < classes - 1:
+        if not 1 < observed.count < classes - 1:
             return None
-        guess = RoundDescription(number, read_labels(infer_from_bias, seen, 0, seen.model, rng).cpu())
-        found = read_features(seen, guess.labels, rng, known=True)
-        return None if found.misfit > EXACT_MISFIT else self._describe(guess, found, seen, probes)
+        guess = RoundDescription(number, read_labels(infer_from_bias, observed, 0, observed.model, rng).cpu())
+        found = read_features(observed, guess.labels, rng, known=True)
+        return None if found.misfit > EXACT_MISFIT else self._describe(guess, found, observed, probes)
 
-    def _infer_labels(self, seen: ObservedGradients, rng: Generator) -> Tensor:
+    def _infer_labels(self, observed: ObservedGradients, rng: Generator) -> Tensor:
         assert self.matching.labels.rule is not None
-        return read_labels(self.matching.labels.rule, seen, 0, seen.model, rng).cpu()
+        return read_labels(self.matching.labels.rule, observed, 0, observed.model, rng).cpu()
 
     def _add_features(
-        self, one: RoundDescription, seen: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool
+        self, description: RoundDescription, observed: ObservedGradients, probes: Tensor, rng: Generator, *, known: bool
     ) -> RoundDescription:
         """Return the description with features, inputs of the last layer computed from its gradient, and with corrected labels.
 
@@ -92,22 +92,24 @@ class Describer:
         corrected.
         """
         if self.compare != "features":
-            return one
-        found = read_features(seen, one.labels, rng, known=known)
-        return one if found.misfit > MAX_MISFIT else self._describe(one, found, seen, probes)
+            return description
+        found = read_features(observed, description.labels, rng, known=known)
+        return description if found.misfit > MAX_MISFIT else self._describe(description, found, observed, probes)
 
-    def _describe(self, one: RoundDescription, found: HeadFeatures, seen: ObservedGradients, probes: Tensor) -> RoundDescription:
+    def _describe(
+        self, description: RoundDescription, found: HeadFeatures, observed: ObservedGradients, probes: Tensor
+    ) -> RoundDescription:
         """Return the description with the features found, their labels, and the features of the random inputs `probes`.
 
         The features of `probes` are stored as `RoundDescription.reference`, by which features of different rounds are made
         comparable.
         """
-        row = seen.get_state(0)
+        row = observed.get_state(0)
         with torch.no_grad():
             reference, _ = compute_head_inputs(
-                seen.model, seen.data, {**row["buffers"], **row["weights"]}, seen.data.normalise(probes)
+                observed.model, observed.data, {**row["buffers"], **row["weights"]}, observed.data.normalise(probes)
             )
-        return one._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
+        return description._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
 
     def _add_images(
         self, case: Case, described: Sequence[RoundDescription], rng: Generator, progress: Progress | None, memory: Memory | None
@@ -118,10 +120,10 @@ class Describer:
         """
         search = self.matching.copy_with(steps=self.pre_steps, restarts=1, device=self.device)
         found = []
-        for one, observation in zip(described, case.observations, strict=True):
-            alone = Case((observation,), known_labels=one.labels)
-            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{one.round}/"))
+        for description, observation in zip(described, case.observations, strict=True):
+            alone = Case((observation,), known_labels=description.labels)
+            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{description.round}/"))
             if guess.interrupted:
                 raise KeyboardInterrupt
-            found.append(one._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
+            found.append(description._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
         return found

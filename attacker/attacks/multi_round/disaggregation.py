@@ -67,7 +67,9 @@ def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
         residual += float((participation @ solution - totals).square().sum())
         total += float(totals.square().sum())
     observations = {
-        name: _build_observation(name, [one for one in sums if name in one.cohort], {key: u[i] for key, u in updates.items()})
+        name: _build_observation(
+            name, [observation for observation in sums if name in observation.cohort], {key: u[i] for key, u in updates.items()}
+        )
         for i, name in enumerate(names)
         if determined[i]
     }
@@ -76,8 +78,10 @@ def disaggregate(sums: Sequence[Observation]) -> Disaggregated:
 
 def _build_observation(client: str, sums: Sequence[Observation], update: Mapping[str, Tensor]) -> Observation:
     """Return the observation of one client, with the `update` that was solved from `sums`, those in which it took part."""
-    weights = {key: torch.stack([one.weights[key] for one in sums]).mean(dim=0) for key in sums[0].weights}
-    sizes = {None if one.num_examples is None else one.num_examples / len(one.cohort) for one in sums}
+    weights = {key: torch.stack([observation.weights[key] for observation in sums]).mean(dim=0) for key in sums[0].weights}
+    sizes = {
+        None if observation.num_examples is None else observation.num_examples / len(observation.cohort) for observation in sums
+    }
     size = sizes.pop() if len(sizes) == 1 else None
     return replace(
         sums[0],
@@ -99,7 +103,7 @@ def attack_solved_sums(case: Case, attack: str, rng: Generator, progress: Progre
     started, found = perf_counter(), disaggregate(case.observations)
     closed = ClosedForm(name="exact", routes=DIRECT_ROUTES)
     closed.device = device
-    clients = sorted({name for one in case.observations for name in one.cohort})
+    clients = sorted({name for observation in case.observations for name in observation.cohort})
     answers, reasons = {}, dict[str, str]()
     for number, (name, observation) in enumerate(found.clients.items(), start=1):
         single = Case((observation,))
@@ -123,8 +127,8 @@ def attack_solved_sums(case: Case, attack: str, rng: Generator, progress: Progre
     x, y = (torch.cat([getattr(answer, field) for answer in answers.values()]) for field in ("x", "y"))
     slots, start = [], 0
     for name, answer in answers.items():
-        for one in (one for one in case.observations if name in one.cohort):
-            slots += [Slot(one.round, name, 1, position, start + position) for position in range(len(answer.x))]
+        for round in (observation.round for observation in case.observations if name in observation.cohort):
+            slots += [Slot(round, name, 1, position, start + position) for position in range(len(answer.x))]
         start += len(answer.x)
     return replace(
         build_reconstruction(

@@ -39,9 +39,9 @@ def merge(found: Reconstruction, missed: Mapping[int, float], *, different: int 
     rounds = _list_rounds(found)
     if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
         return found
-    left = [min((missed[number] for number in own), default=1.0) for own in rounds]
+    left = [min((missed[number] for number in numbers), default=1.0) for numbers in rounds]
     trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
-    apart = [own | {0} if i < different else own for i, own in enumerate(rounds)]  # rounds are numbered from 1
+    apart = [numbers | {0} if i < different else numbers for i, numbers in enumerate(rounds)]  # rounds are numbered from 1
     groups = sorted(group_candidates(found.x, found.y, apart, same=MAX_SAME_DISTANCE), key=min)
     fewer = len(found.x) - len(groups)
     if not fewer:

@@ -123,7 +123,7 @@ def find_known_examples(
     assert links is not None
     if not described:
         return ReducedSearch(linked, torch.full((links.examples,), -1))
-    matched = [_match_features(linked, o, one, known, knows_defense, device) for o, one in enumerate(described)]
+    matched = [_match_features(linked, o, description, known, knows_defense, device) for o, description in enumerate(described)]
     held = _agree(links, matched)
     explained: list[int] = []
     for o, observation in enumerate(linked.observations):
@@ -168,15 +168,15 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
 
 
 def _match_features(
-    case: Case, o: int, one: RoundDescription, known: CertifiedExamples, knows_defense: bool, device: str
+    case: Case, o: int, description: RoundDescription, known: CertifiedExamples, knows_defense: bool, device: str
 ) -> Tensor:
     """Return for each batch position of an observation the index of the known example that it matches, or -1, (N,).
 
     A position and a known example match if their labels are equal and their features are near, see MAX_FEATURE_RATIO. A known
     example matches one position at most. The features of known examples are computed at the weights of the observation's round.
     """
-    matches = torch.full((len(one.labels),), -1)
-    if one.features is None:
+    matches = torch.full((len(description.labels),), -1)
+    if description.features is None:
         return matches
     observation = case.observations[o]
     model = build_network(observation).to(device)
@@ -185,9 +185,9 @@ def _match_features(
     with torch.no_grad():
         x = observed.data.normalise(known.x.to(device))
         features = compute_head_inputs(model, observed.data, {**state["buffers"], **state["weights"]}, x)[0].cpu().double()
-    inferred = one.features.double()
+    inferred = description.features.double()
     distance = torch.cdist(inferred, features)
-    for row, column in match_optimally(distance.masked_fill(one.labels[:, None] != known.y[None], torch.inf).float()):
+    for row, column in match_optimally(distance.masked_fill(description.labels[:, None] != known.y[None], torch.inf).float()):
         others = torch.cat(
             [distance[row, torch.arange(len(features)) != column], torch.cdist(inferred[row : row + 1], inferred)[0]]
         )
@@ -203,8 +203,8 @@ def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defe
     case: a single observation.
     """
     seen = observe([case], knows_defense=knows_defense, device=device)
-    most = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
-    return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= most
+    maximum = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
+    return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= maximum
 
 
 def has_earlier_search(memory: Memory | None) -> bool:

@@ -67,7 +67,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     """
     started = perf_counter()
     assert case.links is not None
-    reason = explain_unsuitable(case, found.x.numel())
+    reason = _explain_unsuitable(case, found.x.numel())
     values = None if reason else SentEquations(case.observations, found.y, case.links.places, device=device)
     if values is None or (reason := values.explain_unsolvable(found.x.numel())):
         return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
@@ -103,7 +103,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     note = f"{solved}; all of them hold up to {misfit:.1e}"
     sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
-    notes = [one for one in found.notes if not (sure.all() and one.startswith("confidence is undecided"))]
+    notes = [note for note in found.notes if not (sure.all() and note.startswith("confidence is undecided"))]
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
 
 
@@ -122,14 +122,14 @@ def exclude_output_errors(used: "SentEquations", problem: LeastSquares, end: Min
     return replace(last, steps=end.steps + last.steps)
 
 
-def explain_unsuitable(case: Case, unknowns: int) -> str:
+def _explain_unsuitable(case: Case, unknowns: int) -> str:
     """Return why the equations of a case, which has links, are not built for so many unknowns, or "" if they can be."""
     assert case.links is not None
     if len({len(places) for places in case.links.places}) > 1:
         return "rounds have different numbers of examples"
-    most = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
-    if unknowns > most:
-        return f"the examples have {unknowns} values, and at most {most} are possible"
+    maximum = int((MAX_ENTRIES / EQUATIONS_PER_UNKNOWN) ** 0.5)
+    if unknowns > maximum:
+        return f"the examples have {unknowns} values, and at most {maximum} are possible"
     weights = sum(w.numel() for observation in case.observations for w in observation.weights.values())
     return f"the rounds have {weights} weights together" if weights > MAX_STACKED_WEIGHTS else ""
 
@@ -162,10 +162,10 @@ class SentEquations:
         self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
         self.count = len(self.values)
 
-    def take_rounds(self, most: int) -> "SentEquations":
-        """Return the equations of the first rounds alone, of as many as have at least `most` equations, or of all."""
+    def take_rounds(self, limit: int) -> "SentEquations":
+        """Return the equations of the first rounds alone, of as many as have at least `limit` equations, or of all."""
         counts = torch.tensor([len(at) for at in self.sent]).cumsum(dim=0)
-        needed = int((counts < most).sum()) + 1
+        needed = int((counts < limit).sum()) + 1
         y, places, device = self.asked
         return self if needed >= len(self.rounds) else SentEquations(self.rounds[:needed], y, places[:needed], device=device)
 
@@ -263,9 +263,9 @@ class SentEquations:
         """
         anchors, shares = _interpolate(len(self.sent), ANCHORS)
         at, found = torch.cat(self.sent), torch.zeros(self.count, len(x), device=x.device)
-        for t, own in zip(anchors, shares.to(factors) @ factors, strict=True):
-            used = own.nonzero()[:, 0]
-            found[used] += own[used, None] * self._differentiate_round(t, x)[at[used]]
+        for t, factor in zip(anchors, shares.to(factors) @ factors, strict=True):
+            used = factor.nonzero()[:, 0]
+            found[used] += factor[used, None] * self._differentiate_round(t, x)[at[used]]
         return found
 
     def _compute_factors(self, x: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ class SentEquations:
     def _differentiate_round(self, t: int, x: Tensor) -> Tensor:
         """Return the derivatives of one round's gradient by all unknowns, (P, D), in float32."""
         state = (self.weights, self.buffers)
-        weights, buffers = ({name: _to(value[t], torch.float32) for name, value in some.items()} for some in state)
+        weights, buffers = ({name: _to(value[t], torch.float32) for name, value in tensors.items()} for tensors in state)
         at = self.places[t]
 
         def compute(x: Tensor) -> Tensor:
@@ -299,10 +299,10 @@ class SentEquations:
         return found.T
 
 
-def _interpolate(count: int, most: int) -> tuple[list[int], Tensor]:
-    """Return at most `most` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
-    anchors = np.linspace(0, count - 1, min(count, most)).round().astype(int)
-    shares = [np.interp(np.arange(count), anchors, one) for one in np.eye(len(anchors))]
+def _interpolate(count: int, limit: int) -> tuple[list[int], Tensor]:
+    """Return at most `limit` of `count` equally spaced indices, and the shares (len(indices), count) of linear interpolation."""
+    anchors = np.linspace(0, count - 1, min(count, limit)).round().astype(int)
+    shares = [np.interp(np.arange(count), anchors, unit) for unit in np.eye(len(anchors))]
     return anchors.tolist(), torch.from_numpy(np.stack(shares))
 
 

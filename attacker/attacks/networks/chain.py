@@ -133,7 +133,7 @@ class _ChainBuilder:
         self.modules, nodes = modules, list(graph.nodes)[self.taken :]
         for node in nodes:
             self._find_constant(node)
-            paths = [one for one in node.all_input_nodes if one not in self.constants]
+            paths = [source_node for source_node in node.all_input_nodes if source_node not in self.constants]
             if get_call_name(node) in JOINING_OPERATIONS and len(paths) > 1 and not _is_size(node):
                 raise NotAChain(_explain_join(node))
         for node in nodes:
@@ -183,13 +183,13 @@ class _ChainBuilder:
         inputs = node.all_input_nodes
         if node.op == "get_attr":
             self.constants[node] = str(node.target)[2:]
-        elif inputs and node.op != "output" and all(one in self.constants for one in inputs):
+        elif inputs and node.op != "output" and all(input_node in self.constants for input_node in inputs):
             self.constants[node] = self.constants[inputs[0]]
         elif is_cast(node) and node.args[0] in self.constants:  # to the device or dtype of another tensor
             self.constants[node] = self.constants[node.args[0]]  # type: ignore[index]
 
     def _read_node(self, node: fx.Node) -> None:
-        names = [self.constants[one] for one in node.all_input_nodes if one in self.constants]
+        names = [self.constants[source_node] for source_node in node.all_input_nodes if source_node in self.constants]
         module = self.modules[str(node.target)[2:]] if node.op == "call_module" else None
         if self.one_dtype and is_cast(node) and node.args[0] is self.last and self._has_floating_target(node):
             return
@@ -251,7 +251,11 @@ class _ChainBuilder:
 
     def _add_scaling(self, node: fx.Node) -> None:
         """Record that the code computes with the inputs, value by value, before the first layer."""
-        if [one for one in node.all_input_nodes if one not in self.constants and one not in self.sizes] != [self.last]:
+        if [
+            source_node
+            for source_node in node.all_input_nodes
+            if source_node not in self.constants and source_node not in self.sizes
+        ] != [self.last]:
             raise NotAChain(_explain_join(node))
         if self.pending and not are_reshapes(self.pending):
             raise NotAChain(f"{get_call_name(node)} follows a pooling of the inputs, and closed forms support only one of both")
@@ -274,7 +278,11 @@ class _ChainBuilder:
 
     def _has_floating_target(self, node: fx.Node) -> bool:
         """Return whether the tensors in the arguments of a cast, which may give a dtype, are parameters, which are floating."""
-        return all(self.constants[one] in self.parameters for one in node.all_input_nodes if one in self.constants)
+        return all(
+            self.constants[source_node] in self.parameters
+            for source_node in node.all_input_nodes
+            if source_node in self.constants
+        )
 
     def _add_activation(self, activation: Activation, node: fx.Node) -> None:
         if activation is IDENTITY:

@@ -59,10 +59,10 @@ def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     named = {name: module for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)}
     indices: dict[str, list[Tensor]] = {name: [] for name in named}
 
-    def remember(name: str, given: tuple[Tensor, ...]) -> None:
-        indices[name].append(given[0].detach().clone())
+    def remember(name: str, args: tuple[Tensor, ...]) -> None:
+        indices[name].append(args[0].detach().clone())
 
-    hooks = [module.register_forward_pre_hook(lambda _, given, n=name: remember(n, given)) for name, module in named.items()]
+    hooks = [module.register_forward_pre_hook(lambda _, args, n=name: remember(n, args)) for name, module in named.items()]
     try:
         with torch.no_grad():
             for value in (0.0, 1.0):
@@ -73,5 +73,8 @@ def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     return {f"{name}.weight": named[name].num_embeddings for name, seen in indices.items() if _differ(seen)}
 
 
-def _differ(seen: list[Tensor]) -> bool:
-    return any(one.shape != seen[0].shape or not torch.equal(one, seen[0]) for one in seen[1:])
+def _differ(indices_per_call: list[Tensor]) -> bool:
+    return any(
+        indices.shape != indices_per_call[0].shape or not torch.equal(indices, indices_per_call[0])
+        for indices in indices_per_call[1:]
+    )

@@ -34,13 +34,13 @@ def record_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, *, l
 
     layer: name of the module. Inputs with more axes are flattened.
     """
-    seen: list[Tensor] = []
-    handle = model.get_submodule(layer).register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+    inputs: list[Tensor] = []
+    handle = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: inputs.append(args[0].flatten(1)))
     try:
         logits = run_forward_pass(model, state, x)
     finally:
         handle.remove()
-    return seen[-1], logits
+    return inputs[-1], logits
 
 
 @contextmanager

@@ -54,8 +54,8 @@ _RANDOM: dict[str, bool] = {}
 
 def _compare_inputs(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
     model = models.build(spec, data).train()
-    seen: list[Tensor] = []
-    model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().clone()))
+    inputs: list[Tensor] = []
+    model.get_submodule(layer).register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach().clone()))
     x = data.normalise(torch.rand(2, *data.shape, generator=torch.Generator().manual_seed(0)))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for _ in range(2):
@@ -63,7 +63,7 @@ def _compare_inputs(spec: ModelSpec, data: DataSpec, layer: str) -> bool:
                 model(x)
             except (RuntimeError, ValueError, TypeError):  # a layer after this one may fail on random examples
                 continue
-    return len(seen) == 2 and not torch.equal(*seen)
+    return len(inputs) == 2 and not torch.equal(*inputs)
 
 
 def find_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
@@ -98,7 +98,7 @@ def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     model = models.build(spec, data).eval()
     seen: dict[str, list[Tensor]] = {}
     handles = [
-        module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))
+        module.register_forward_pre_hook(lambda _, args, name=name: seen.setdefault(name, []).append(args[0]))
         for name, module in model.named_modules()
         if name in candidates
     ]
@@ -153,7 +153,7 @@ def _follows_from_state(spec: ModelSpec, data: DataSpec, layer: str, inputs: Ten
     """
     model = models.build(spec, data).train()
     seen: list[Tensor] = []
-    model.get_submodule(layer).register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    model.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for parameter in model.parameters():

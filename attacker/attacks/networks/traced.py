@@ -55,7 +55,7 @@ class AveragePooling:
 
 def are_reshapes(maps: Iterable[Linear]) -> bool:
     """Return whether all the maps are reshapes, which keep all values in their order."""
-    return all(isinstance(one, Reshape) for one in maps)
+    return all(isinstance(layer_map, Reshape) for layer_map in maps)
 
 
 ReadSize = Callable[[fx.Node, dict[str, nn.Module]], Any]
@@ -167,9 +167,9 @@ def _is_hooked(module: nn.Module) -> bool:
     which embeddings take floats.
     """
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hook not in (take_logits, convert_indices) for some in hooks for hook in some.values()) or "forward" in vars(
-        module
-    )
+    return any(
+        hook not in (take_logits, convert_indices) for registered in hooks for hook in registered.values()
+    ) or "forward" in vars(module)
 
 
 def find_kind(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
@@ -216,9 +216,9 @@ def is_cast(node: fx.Node) -> bool:
     if node.op != "call_method" or node.target not in (*CONVERSIONS, *CASTS):
         return False
     given = (*node.args[1:], *node.kwargs.values())
-    if any(isinstance(one, torch.dtype) and not one.is_floating_point for one in given):
+    if any(isinstance(argument, torch.dtype) and not argument.is_floating_point for argument in given):
         return False
-    return node.target != "type" or all(isinstance(one, torch.dtype) for one in given)
+    return node.target != "type" or all(isinstance(argument, torch.dtype) for argument in given)
 
 
 def is_move(node: fx.Node) -> bool:

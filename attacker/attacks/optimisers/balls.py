@@ -61,8 +61,8 @@ class FrankWolfeStepper:
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         share = 2 / (self.count + self.settings.delay + 2)
         self.count += 1
-        least = -self.settings.radius * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)
-        moved: Tensor = z + share * (least - z)
+        minimiser = -self.settings.radius * gradient / gradient.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)
+        moved: Tensor = z + share * (minimiser - z)
         return moved
 
     def keep(self, rows: Tensor) -> None:

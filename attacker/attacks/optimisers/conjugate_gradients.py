@@ -43,6 +43,6 @@ def conjugate_gradients(
     return x, done
 
 
-def _dot(one: Tensor, other: Tensor) -> Tensor:
+def _dot(first: Tensor, other: Tensor) -> Tensor:
     """Return the scalar products of each problem, (N, 1, ...), which broadcast over its values."""
-    return (one * other).flatten(1).sum(dim=1).reshape(-1, *[1] * (one.ndim - 1))
+    return (first * other).flatten(1).sum(dim=1).reshape(-1, *[1] * (first.ndim - 1))

@@ -252,13 +252,12 @@ def descend(
     try:
         while active.iteration < steps:
             _run_iteration(active, stepper, problems, per_problem, optimiser.period, steps)
-            over = _find_ended(active, stop, enough)
-            hopeless = ~over & _find_hopeless(active, stop, problems, per_problem, steps)
-            over |= hopeless
+            finished = _find_ended(active, stop, enough)
+            hopeless = ~finished & _find_hopeless(active, stop, problems, per_problem, steps)
             for i in active.ids[hopeless].tolist():
                 found.given_up[i] = True
-            if over.any() or active.iteration == steps:
-                finished = over if active.iteration < steps else torch.ones_like(over)
+            finished |= hopeless | (active.iteration == steps)
+            if finished.any():
                 _store_results(active, finished, found)
                 rows = torch.nonzero(~finished).flatten()
                 if not len(rows):

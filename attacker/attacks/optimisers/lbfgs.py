@@ -56,7 +56,7 @@ class LBFGSStepper:
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         if self.history is None or self.previous is None or self.taken is None:
-            self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
+            self.history = History.empty(z, limit=self.settings.history, min_curvature=self.settings.min_curvature)
         else:
             self.history.add(self.taken, gradient - self.previous)
         direction = _find_descent(self.history, gradient, self.settings)
@@ -76,7 +76,7 @@ class LBFGSStepper:
     def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(
-                remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+                remove_prefix("history", state), limit=self.settings.history, min_curvature=self.settings.min_curvature
             )
             self.previous, self.taken = state["previous"], state["taken"]
 
@@ -98,7 +98,7 @@ class SearchingStepper:
 
     def step(self, z: Tensor, gradient: Tensor, loss: Tensor, progress: float) -> Tensor:
         if self.history is None or self.lines is None:
-            self.history = History.empty(z, limit=self.settings.history, least=self.settings.min_curvature)
+            self.history = History.empty(z, limit=self.settings.history, min_curvature=self.settings.min_curvature)
             direction = -gradient
             self.lines = LineSearches.from_slope(
                 loss, -gradient.square().sum(dim=1), _choose_first_length(self.history, gradient, self.settings)
@@ -151,7 +151,7 @@ class SearchingStepper:
     def load(self, state: OptimiserState) -> None:
         if state:
             self.history = History.of(
-                remove_prefix("history", state), limit=self.settings.history, least=self.settings.min_curvature
+                remove_prefix("history", state), limit=self.settings.history, min_curvature=self.settings.min_curvature
             )
             self.lines = LineSearches(**remove_prefix("lines", state))
             self.at = remove_prefix("at", state)

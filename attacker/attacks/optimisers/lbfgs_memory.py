@@ -20,7 +20,7 @@ class History:
     """The L-BFGS memory of each problem, and the product of its inverse Hessian approximation with a gradient.
 
     limit:          maximum number of pairs per problem.
-    least:          a pair is stored only if <step, change> > least * ||step|| * ||change||.
+    min_curvature:  a pair is stored only if <step, change> > min_curvature * ||step|| * ||change||.
     steps, changes: differences of latents and of gradients, (P, C, D), stored as a ring buffer per problem; the next pair of
                     problem p is written at index `count[p] % limit`. C is increased before an index reaches it.
     products:       inner products <step i, change j>, (P, C, C); valid only if pair i is not newer than pair j.
@@ -30,7 +30,7 @@ class History:
     """
 
     limit: int
-    least: float
+    min_curvature: float
     steps: Tensor
     changes: Tensor
     products: Tensor
@@ -39,12 +39,12 @@ class History:
     width: int = 0
 
     @classmethod
-    def empty(cls, like: Tensor, *, limit: int, least: float) -> "History":
+    def empty(cls, like: Tensor, *, limit: int, min_curvature: float) -> "History":
         """Return an empty memory for latents shaped like `like`, (P, D)."""
         (problems, size), capacity = like.shape, min(FIRST_CAPACITY, limit)
         return cls(
             limit,
-            least,
+            min_curvature,
             like.new_zeros(problems, capacity, size),
             like.new_zeros(problems, capacity, size),
             like.new_zeros(problems, capacity, capacity),
@@ -53,9 +53,9 @@ class History:
         )
 
     def add(self, step: Tensor, change: Tensor) -> None:
-        """Store one pair per problem, step (P, D) and gradient change (P, D), unless <step, change> is too small (`least`)."""
+        """Store one pair per problem, step (P, D) and change (P, D) of the gradient, if <step, change> is large enough."""
         curvature = (step * change).sum(dim=1)
-        positive = curvature > self.least * norm(step) * norm(change)
+        positive = curvature > self.min_curvature * norm(step) * norm(change)
         squares = change.square().sum(dim=1)
         positive &= torch.minimum(curvature, squares) > torch.finfo(step.dtype).tiny  # denormal numbers lose precision
         self.scale = torch.where(positive[:, None], (curvature / squares)[:, None], self.scale)
@@ -135,10 +135,10 @@ class History:
         }
 
     @classmethod
-    def of(cls, state: OptimiserState, *, limit: int, least: float) -> "History":
+    def of(cls, state: OptimiserState, *, limit: int, min_curvature: float) -> "History":
         """Return the memory saved by `get_state`, allocated as large as it was: other tensor sizes could change rounding."""
         width = int(state["width"])
-        history = cls(limit, least, **{name: state[name] for name in _TENSOR_FIELDS}, width=width)
+        history = cls(limit, min_curvature, **{name: state[name] for name in _TENSOR_FIELDS}, width=width)
         history._widen(int(state["room"]) - width)
         return history
 
@@ -151,12 +151,12 @@ def norm(t: Tensor) -> Tensor:
     return length
 
 
-def _compute_products(vectors: Tensor, one: Tensor) -> Tensor:
-    """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its vector in `one`, (P, D), as (P, C).
+def _compute_products(vectors: Tensor, vector: Tensor) -> Tensor:
+    """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its `vector`, (P, D), as (P, C).
 
     The operands of `bmm` are in the order that is faster on a CPU.
     """
-    return torch.bmm(one[:, None], vectors.transpose(1, 2))[:, 0]
+    return torch.bmm(vector[:, None], vectors.transpose(1, 2))[:, 0]
 
 
 def _combine(vectors: Tensor, weights: Tensor) -> Tensor:

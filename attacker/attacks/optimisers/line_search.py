@@ -107,9 +107,9 @@ def _extrapolate(lines: LineSearches, loss: Tensor, slope: Tensor) -> Tensor:
     minimum.
     """
     stretch = lines.length - lines.low_length
-    least, most = (lines.length + growth * stretch for growth in EXTRAPOLATION)
+    minimum, maximum = (lines.length + growth * stretch for growth in EXTRAPOLATION)
     guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
-    return torch.where(guess.isfinite(), guess.clamp(least, most), most)
+    return torch.where(guess.isfinite(), guess.clamp(minimum, maximum), maximum)
 
 
 def _interpolate(lines: LineSearches) -> Tensor:

@@ -26,7 +26,7 @@ MIN_VARIANCE = 1e-5
 """Added to the variance in units of which statistics are compared; the default of PyTorch's batch norm."""
 
 
-def list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
+def _list_norms(model: nn.Module) -> dict[str, nn.modules.batchnorm._BatchNorm]:
     """Return a dict from name to layer, for the batch norm layers of a network whose momentum is neither None nor 0."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)}
     return {name: layer for name, layer in layers.items() if layer.momentum}
@@ -44,12 +44,12 @@ def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
         return {}
     before, after, steps = observation.buffers, observation.buffers_after, find_schedule(observation)[1]
     found = {}
-    for name, layer in list_norms(model).items():
+    for name, layer in _list_norms(model).items():
         names = [f"{name}.running_mean", f"{name}.running_var"]
-        if not all(one in before and one in after for one in names):
+        if not all(name in before and name in after for name in names):
             continue
         kept = (1 - (layer.momentum or 0.0)) ** steps
-        mean, variance = ((after[one] - kept * before[one]) / (1 - kept) for one in names)
+        mean, variance = ((after[name] - kept * before[name]) / (1 - kept) for name in names)
         found[name] = {"mean": mean, "deviation": variance.clamp(min=0).sqrt()}
     return found
 
@@ -63,7 +63,7 @@ def compute_statistics(
     change from step to step are not simulated. The function can also be called under torch.func's transforms for networks that do
     not support these transforms.
     """
-    layers, names = list_norms(model), (*buffers, *weights)
+    layers, names = _list_norms(model), (*buffers, *weights)
 
     def measure(x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         state = dict(zip(names, tensors, strict=True))

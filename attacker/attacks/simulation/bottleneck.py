@@ -64,8 +64,8 @@ class SolvedBottleneck:
         """
         kept = {name: w for name, w in weights.items() if name not in self.before}
 
-        def compute_inputs(own: Weights) -> Tensor:
-            state = {**buffers, **kept, **own}
+        def compute_inputs(encoder_weights: Weights) -> Tensor:
+            state = {**buffers, **kept, **encoder_weights}
             return record_inputs(self.model, state, self.data.normalise(x), layer=self.encoder)[0]
 
         h, pull_back = vjp(compute_inputs, {name: weights[name] for name in self.before})  # type: ignore[misc]
@@ -82,7 +82,7 @@ class SolvedBottleneck:
         layer, measure = self.model.get_submodule(self.encoder), models.find_loss(self.loss)
 
         def compute_loss(shift: Tensor) -> Tensor:
-            handle = layer.register_forward_hook(lambda module, given, out: out + shift)
+            handle = layer.register_forward_hook(lambda module, args, out: out + shift)
             try:
                 value = measure(run_forward_pass(self.model, state, self.data.normalise(x)), y)
                 penalty = take_penalty(self.model)
@@ -139,10 +139,10 @@ def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: st
     h, _ = record_inputs(model, state, x, layer=encoder)
     if h.shape != (1, inputs):
         return frozenset()
-    handle = model.get_submodule(encoder).register_forward_pre_hook(lambda module, given: (given[0].detach(),))
+    handle = model.get_submodule(encoder).register_forward_pre_hook(lambda module, args: (args[0].detach(),))
     try:
         logits = run_forward_pass(model, state, x)
     finally:
         handle.remove()
     seen, past = (torch.autograd.grad(t.sum(), list(own.values()), allow_unused=True) for t in (h, logits))
-    return frozenset(name for name, one, other in zip(own, seen, past, strict=True) if one is not None and other is None)
+    return frozenset(name for name, now, other in zip(own, seen, past, strict=True) if now is not None and other is None)

@@ -42,14 +42,14 @@ def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[
     return {name: torch.stack([b[name] for b in each]) for name in own}, False
 
 
-def _choose_buffers(own: Weights, observation: Observation) -> dict[str, Tensor]:
+def _choose_buffers(model_buffers: Weights, observation: Observation) -> dict[str, Tensor]:
     seen = observation.buffers
-    if missing := [name for name in own if seen and name not in seen]:
+    if missing := [name for name in model_buffers if seen and name not in seen]:
         raise ValueError(
             f"round {observation.round}, client {observation.client}: the recorded buffers lack {', '.join(missing)}; record all "
             "buffers of the model, or none"
         )
-    return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in own.items()}
+    return {name: seen[name].to(tensor.device) if seen else tensor for name, tensor in model_buffers.items()}
 
 
 def build_facts(observation: Observation, model: nn.Module) -> TrainingContext:

@@ -40,7 +40,7 @@ class Draws:
     """The random draws of one local step as variables.
 
     examples: number N in the batch. mixes: whether examples are mixed. masks: dict from the name of each layer that replaces
-    dropout (see `replace_dropout`) to its number of features F and the probability p with which dropout drops a feature.
+    dropout (see `_replace_dropout`) to its number of features F and the probability p with which dropout drops a feature.
     """
 
     examples: int
@@ -83,7 +83,7 @@ class Draws:
         return found
 
 
-def replace_dropout(model: nn.Module) -> dict[str, float]:
+def _replace_dropout(model: nn.Module) -> dict[str, float]:
     """Replace the dropout of a defense by layers that take masks, and return each dropout's probability p by layer name.
 
     Dropout with p = 0 is left as it is.
@@ -104,7 +104,7 @@ def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> 
     images: either adds about as many unknowns as the examples have values.
     """
     step, count = observation.inputs.step, observation.num_examples or 0
-    dropped = replace_dropout(model)
+    dropped = _replace_dropout(model)
     if step is None and not dropped:
         return None
     if observation.training.count_step_examples(count) != (count,):

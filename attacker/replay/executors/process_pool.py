@@ -71,8 +71,8 @@ class _Pool:
             elif "outcome" in message:
                 yield self._finish_task(worker, message)
             elif "progress" in message and worker.at is not None:
-                done, most, words = message["progress"]
-                self.on_progress(worker.at, compute_share(done, most), format_progress(done, most, words))
+                done, total, text = message["progress"]
+                self.on_progress(worker.at, compute_share(done, total), format_progress(done, total, text))
 
     def _assign_tasks(self) -> None:
         """Give waiting tasks to idle workers, and start workers up to `count`, also in place of workers that died."""
@@ -109,8 +109,8 @@ class _Pool:
             self.waiting.appendleft(number)
             self.on_progress(number, 0.0, f"a worker died: {reason}; its task is repeated")
             return
-        words = f"its worker died {len(died)} times, the last time because: {reason}"
-        yield number, write_failures(self.job, self.tasks[number], words)
+        reason_of_failure = f"its worker died {len(died)} times, the last time because: {reason}"
+        yield number, write_failures(self.job, self.tasks[number], reason_of_failure)
 
     def interrupt_workers(self) -> Iterator[tuple[int, TaskOutcome]]:
         """Send SIGINT to the busy workers, and yield the outcomes of their tasks: the best results so far.

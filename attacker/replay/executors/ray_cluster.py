@@ -14,7 +14,7 @@ from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES
 from attacker.replay.results import get_run_folder
 from attacker.replay.task_runner import TaskRunner, write_failures
 from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.models.source_code import find_code_to_ship
 from fedsim.recording import Recording
 from fedsim.recording.files import make_private, write_bytes

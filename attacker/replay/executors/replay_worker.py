@@ -23,10 +23,10 @@ def prepare_work(channel: WorkerChannel) -> Work:
     def run_task(line: str) -> dict[str, Any]:
         task, is_due = Task.from_json(line), Throttle(PROGRESS_SECONDS)
 
-        def report_progress(done: int, most: int, words: str) -> None:
+        def report_progress(done: int, total: int, message: str) -> None:
             channel.interrupt.raise_again()
             if is_due():
-                channel.send_message(progress=[done, most, words])
+                channel.send_message(progress=[done, total, message])
 
         try:
             with channel.interrupt:

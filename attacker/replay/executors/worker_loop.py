@@ -106,14 +106,14 @@ def serve(prepare: Callable[[WorkerChannel], Work]) -> NoReturn:
     """
     interrupt = Interrupt()
     signal.signal(signal.SIGINT, interrupt)
-    channel = WorkerChannel(sys.stdin, take_stdout(), interrupt)
+    channel = WorkerChannel(sys.stdin, _take_stdout(), interrupt)
     work = prepare(channel)
     channel.send_message(ready=True)
     while True:
         channel.send_message(**work(channel.read()))
 
 
-def take_stdout() -> TextIO:
+def _take_stdout() -> TextIO:
     """Return the process's stdout for messages only, and redirect everything else that is printed to stderr."""
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -132,14 +132,14 @@ class WorkerProcess(Generic[Message]):
         if self._nonsense:
             return self._nonsense
         first = max(self._stderr_before, self._measure_stderr() - MAX_STDERR_BYTES)
-        words = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, first).decode(errors="replace").strip()
+        output = os.pread(self._stderr.fileno(), MAX_STDERR_BYTES, first).decode(errors="replace").strip()
         if status >= 0:
-            reason = words.splitlines()[-1] if words else f"exit status {status}"
+            reason = output.splitlines()[-1] if output else f"exit status {status}"
         else:
             name = signal.Signals(-status).name
             known = f": {describe_kill(self._megabytes, limit, self._oom_before)}" if name == "SIGKILL" else ""
             reason = f"killed by {name}{known}"
-        return f"{reason}\n\n{words}" if words and words != reason else reason
+        return f"{reason}\n\n{output}" if output and output != reason else reason
 
 
 def make_environment(threads: int | None) -> dict[str, str]:

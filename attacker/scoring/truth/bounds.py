@@ -76,11 +76,11 @@ class CaseBounds:
             )
         observations = [self._read_observation(use) for use in uses]
         usages = [self._read_used(use.round, use.attempt, *use.clients) for use in uses]
-        indices = sorted({index for one in usages for step in one.steps for index in step})
+        indices = sorted({index for usage in usages for step in usage.steps for index in step})
         x, y = self._data.train[indices]
         messages = [
-            build_message(UsedExamples.select(one, usage.steps, indices), y)
-            for one, usage in zip(observations, usages, strict=True)
+            build_message(UsedExamples.select(observation, usage.steps, indices), y)
+            for observation, usage in zip(observations, usages, strict=True)
         ]
         information = FisherInformation(messages, x.double())
         self._check_time(information)
@@ -92,8 +92,8 @@ class CaseBounds:
         (client,) = use.clients
         row = self._rows.get((use.round, use.attempt, client))
         if row is None:
-            words = f"has no valid row of client {client} in round {use.round}, attempt {use.attempt}"
-            raise DamagedFile(self._recording.folder / INDEX_FILE, words)
+            problem = f"has no valid row of client {client} in round {use.round}, attempt {use.attempt}"
+            raise DamagedFile(self._recording.folder / INDEX_FILE, problem)
         return self._recording.read_observation(row)
 
     def _check_time(self, information: FisherInformation) -> None:

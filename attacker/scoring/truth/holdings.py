@@ -34,10 +34,10 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         if expected in found:
             continue
         try:
-            data = load_described(reader.dataset, given, beside=reader.folder.parent / "data")
+            data = _load_described(reader.dataset, given, beside=reader.folder.parent / "data")
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
-            words = f"describes a data set that cannot be loaded ({error}); name it with --data"
-            raise DamagedFile(reader.folder / "dataset.json", words) from None
+            problem = f"describes a data set that cannot be loaded ({error}); name it with --data"
+            raise DamagedFile(reader.folder / "dataset.json", problem) from None
         if data.compute_hash() != expected:
             raise ValueError(
                 f"the content of data set {data.name} differs from the data that the truth in {reader.folder} refers to; name "
@@ -46,19 +46,19 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         found[expected] = data
     sets, starts = list(found.values()), dict[str, int]()
     for name, data in found.items():
-        starts[name] = sum(len(one.train.labels) for one in sets[: len(starts)])
+        starts[name] = sum(len(dataset.train.labels) for dataset in sets[: len(starts)])
         if data.spec != sets[0].spec:
             raise ValueError(
                 f"{data.name} and {sets[0].name} differ in shape, classes or columns; give only truth of one federation"
             )
     joined = sets[0]
     if len(sets) > 1:
-        examples = parts.concatenate(*(one.train for one in sets))
+        examples = parts.concatenate(*(dataset.train for dataset in sets))
         joined = replace(joined, name=f"{joined.name} and {len(sets) - 1} more", train=examples)
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 
 
-def load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
+def _load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
     described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one

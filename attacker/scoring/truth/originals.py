@@ -55,8 +55,8 @@ def list_originals(used: Iterable[tuple[int, RoundUsage]]) -> list[Original]:
     used: pairs of a round and the examples used in it, in the order of the case's rounds.
     """
     found: dict[int, Original] = {}
-    for round, one in used:
-        for batch, position, index in one.examples:
+    for round, usage in used:
+        for batch, position, index in usage.examples:
             known = found.setdefault(index, Original((round,), batch, position, index))
             if known.rounds[-1] != round:
                 found[index] = replace(known, rounds=(*known.rounds, round))
@@ -72,8 +72,8 @@ def count_places(used: Iterable[RoundUsage], epochs: int = 1) -> Counter[int]:
     return such examples more than once. used: the examples used in each round. epochs: epochs per round.
     """
     places: Counter[int] = Counter()
-    for one in used:
-        places |= Counter({index: -(-uses // epochs) for index, uses in Counter(i for _, _, i in one.examples).items()})
+    for usage in used:
+        places |= Counter({index: -(-uses // epochs) for index, uses in Counter(i for _, _, i in usage.examples).items()})
     return places
 
 
@@ -86,7 +86,7 @@ def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
     for slot in found.slots:
         if 0 <= slot.example < len(rounds):
             rounds[slot.example].add(slot.round)
-    return [tuple(sorted(one)) for one in rounds]
+    return [tuple(sorted(places)) for places in rounds]
 
 
 def make_link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:

@@ -94,15 +94,20 @@ def explain_unmatched(rows: Sequence[ScoreRow]) -> str:
     return f"none of the {len(certain)} answers with a confidence of at least {MIN_CERTAIN:g} matches its original: {OTHER_RUN}"
 
 
-def _is_comparable(seen: Observation, steps: int) -> bool:
+def _is_comparable(observation: Observation, steps: int) -> bool:
     """Return whether the update follows from the examples but for noise and rounding, and `build_message` computes it.
 
     It does not if clients draw random numbers or keep statistics of batch norm while they train, if they augment examples, or if
     a defense follows one that adds noise. With frozen layers, several steps and clipped gradients are not simulated.
     """
-    training = seen.training
-    noisy = [place for place, step in enumerate(seen.defenses.steps) if step.name in NOISES]
+    training = observation.training
+    noisy = [place for place, step in enumerate(observation.defenses.steps) if step.name in NOISES]
     frozen = bool(training.frozen) and (steps > 1 or training.clip_norm is not None)
-    if training.augmentation or training.buffers != "none" or frozen or (noisy and noisy[0] < len(seen.defenses.steps) - 1):
+    if (
+        training.augmentation
+        or training.buffers != "none"
+        or frozen
+        or (noisy and noisy[0] < len(observation.defenses.steps) - 1)
+    ):
         return False
-    return not models.list_unsimulated(models.build(seen.model, seen.data), training, seen.data)
+    return not models.list_unsimulated(models.build(observation.model, observation.data), training, observation.data)

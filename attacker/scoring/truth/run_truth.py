@@ -30,7 +30,10 @@ class RunTruth:
 
     def read_originals(self, observed: Sequence[CaseObservation]) -> tuple[list[Original], Tensor, Tensor]:
         """Return the N distinct examples that observations were computed from, their x (N, *shape) and their labels y (N,)."""
-        examples = list_originals((one.round, self.read_used(one.round, one.attempt, *one.clients)) for one in observed)
+        examples = list_originals(
+            (observation.round, self.read_used(observation.round, observation.attempt, *observation.clients))
+            for observation in observed
+        )
         return examples, *self.data.train[[example.index for example in examples]]
 
     def count_places(self, observed: Sequence[CaseObservation], epochs: int) -> Counter[int]:
@@ -39,7 +42,9 @@ class RunTruth:
         The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
         of the case. epochs: number of epochs per round.
         """
-        return count_places((self.read_used(one.round, one.attempt, *one.clients) for one in observed), epochs)
+        return count_places(
+            (self.read_used(observation.round, observation.attempt, *observation.clients) for observation in observed), epochs
+        )
 
     def read_used(self, round: int, attempt: int, *clients: str) -> RoundUsage:
         """Return the indices of the examples that clients used in a round, step by step, client after client.

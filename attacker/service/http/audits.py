@@ -78,7 +78,7 @@ def verdict(service: Service, id: Name) -> AuditVerdict:
         grade=found["grade"],
         scored=found["scored"],
         seconds=found["seconds"],
-        findings=[AuditFinding(**{key: one[key] for key in AuditFinding.__annotations__}) for one in found["findings"]],  # type: ignore[typeddict-item]
+        findings=[AuditFinding(**{key: finding[key] for key in AuditFinding.__annotations__}) for finding in found["findings"]],  # type: ignore[typeddict-item]
         passed=len(found["passed"]),
         not_checked=len(found["not_checked"]),
         page=f"{API_PREFIX}/jobs/{id}/audit/page",

@@ -71,10 +71,10 @@ def make_tagged_response(request: Request, content: bytes, kind: str, headers: d
 
 def _make_response(make: Callable[[], Any], kind: str) -> CachedResponse:
     value = make()
-    return CachedResponse(value if isinstance(value, bytes) else encode_json(value), kind)
+    return CachedResponse(value if isinstance(value, bytes) else _encode_json(value), kind)
 
 
-def encode_json(value: Any) -> bytes:
+def _encode_json(value: Any) -> bytes:
     """Return a value as JSON in UTF-8.
 
     If it is a dict, whose keys must then be strings, its values that are long lists are encoded in pieces, so that other threads

@@ -81,7 +81,7 @@ async def cases(
 
     def make() -> Cases:
         page, next_place = cut_page(
-            find_wanted(), lambda one: (one["attack"], one["case"]), last, limit, lambda one: f"{one['attack']}/{one['case']}"
+            find_wanted(), lambda row: (row["attack"], row["case"]), last, limit, lambda row: f"{row['attack']}/{row['case']}"
         )
         return Cases(items=list(page), next=next_place)
 
@@ -176,7 +176,7 @@ def _find_case(
     return of, of.cases[case], list(service.catalogue.get_scores(run).get(source, {}).get(case, ()))
 
 
-def describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
+def _describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
     """Return a short hash that changes when the case's reconstruction file or its score rows change.
 
     It is part of image addresses, since browsers cache images by address.
@@ -205,7 +205,7 @@ def _read_answer(run: CatalogueRun, source: Source, case: str, rows: list[ShownS
         except ValueError:  # the file was replaced since the last scan, or is damaged in a part that the scan does not read
             whole = None
     address = f"{API_PREFIX}/recordings/{quote(run.id)}/cases/{quote(source.name)}/{quote(case)}"
-    return _Answer(source.name, whole, rows, views.PictureLinks(address, describe_state(source, case, rows)))
+    return _Answer(source.name, whole, rows, views.PictureLinks(address, _describe_state(source, case, rows)))
 
 
 def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _Answer | None) -> list[CaseExample]:
@@ -217,8 +217,8 @@ def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _
     def read_paired(rows: list[ShownScore]) -> dict[int, ExamplePair]:
         return {} if images_shown else images.read_paired_rows(run.folder, rows, data)
 
-    def read_values(one: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.read_rows(run.folder, make_file_path(one.source, facts.key), whole, data)
+    def read_values(answer: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
+        return {} if images_shown else images.read_rows(run.folder, make_file_path(answer.source, facts.key), whole, data)
 
     rows = [row for row in answer.rows if row.state != "waiting"]
     if rows:

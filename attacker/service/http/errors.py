@@ -62,8 +62,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        words = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not supported there"}
-        message = words.get(error.status_code, str(error.detail))
+        messages = {404: f"there is nothing at {request.url.path[:200]!r}", 405: f"{request.method} is not supported there"}
+        message = messages.get(error.status_code, str(error.detail))
         return JSONResponse(make_problem(message), error.status_code, headers=dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)

@@ -21,7 +21,7 @@ from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, che
 from attacker.service.schemas.attacks import KnownAttack, KnownAttacks
 from attacker.service.schemas.general import Health
 from attacker.service.sessions import SESSION_SECONDS
-from defenses._registry import read_source, read_summary
+from defenses.registry import read_source, read_summary
 
 router = APIRouter(tags=["service"], dependencies=[Depends(check_parameters)])
 

@@ -93,7 +93,7 @@ def _check(service: ServiceComponents, spec: JobSpec) -> None:
     try:
         run = service.catalogue.get_run(spec.recording)
     except UnknownName as error:
-        known = [one.id for one in runs][:MAX_NAMES]
+        known = [run.id for run in runs][:MAX_NAMES]
         raise RequestError(f"spec.recording: {error.args[0]}", field="spec.recording", known=known) from None
     if run.manifest is None:
         raise RequestError(f"spec.recording: {run.id} cannot be read: {run.summary['trouble'][0]}", field="spec.recording")

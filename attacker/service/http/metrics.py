@@ -96,11 +96,11 @@ class _StateCollector:
         )
         now = time.time()
         for run in [run for run in runs if run.sources and now - (run.index.updated or 0) < GAUGE_SECONDS][:MAX_RECORDINGS]:
-            behind.add_metric([run.id], count_rounds_behind(self._catalogue, run))
+            behind.add_metric([run.id], _count_rounds_behind(self._catalogue, run))
         yield behind
 
 
-def count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
+def _count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
     """Return the number of the newest recorded round minus the number of the newest round that any attack reconstructed.
 
     Nulls are not counted. Without a reconstruction, the number of the newest round is returned, and 0 if no round is recorded.

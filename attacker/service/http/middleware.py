@@ -113,13 +113,13 @@ def _check(scope: Scope, headers: Headers, settings: ServiceSettings, keys: Keys
     _check_host(headers, settings)
     if method in CHANGING_METHODS:
         _check_change(method, headers, settings)
-    if keys is None or not needs_token(method, path) or _has_token(headers, keys):
+    if keys is None or not _needs_token(method, path) or _has_token(headers, keys):
         return lambda: True
     cookie = read_session(headers, settings, keys)
     if not keys.is_open(cookie):
         wrong = "the token is wrong" if "authorization" in headers else "a token is needed"
-        words = f"{wrong}: send the header Authorization: Bearer TOKEN; the service prints the token's file when it starts"
-        raise RefusedRequest(401, words, WWW_Authenticate="Bearer")
+        message = f"{wrong}: send the header Authorization: Bearer TOKEN; the service prints the token's file when it starts"
+        raise RefusedRequest(401, message, WWW_Authenticate="Bearer")
     return lambda: keys.is_open(cookie)
 
 
@@ -168,7 +168,7 @@ def read_session(headers: Mapping[str, str], settings: ServiceSettings, keys: Ke
     return _read_cookie(headers.get("cookie", ""), make_cookie_name(settings, keys))
 
 
-def needs_token(method: str, path: str) -> bool:
+def _needs_token(method: str, path: str) -> bool:
     """Return whether a request needs the token or a session, provided that the service requires a token.
 
     The service's health, login and the files of the page need none, since they contain no results.
@@ -211,10 +211,10 @@ def _read_cookie(header: str, name: str) -> str:
     return morsel.value if morsel else ""
 
 
-async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
+async def _read_body(receive: Receive, limit: int, patience: float) -> bytes:
     """Return the body of a request.
 
-    Raises RefusedRequest if it has more than `most` bytes, whatever its headers claim, or is not complete after `patience`
+    Raises RefusedRequest if it has more than `limit` bytes, whatever its headers claim, or is not complete after `patience`
     seconds, and Disconnected if the client disconnects.
     """
     body = bytearray()
@@ -227,8 +227,8 @@ async def _read_body(receive: Receive, most: int, patience: float) -> bytes:
                 raise Disconnected
             body.extend(message.get("body", b""))
             more = message.get("more_body", False)
-            if len(body) > most:
-                raise RefusedRequest(413, f"the request is larger than {most} bytes")
+            if len(body) > limit:
+                raise RefusedRequest(413, f"the request is larger than {limit} bytes")
 
     try:
         await _wait_in_time(read(), patience)

@@ -180,7 +180,9 @@ async def leakage(request: Request, service: Service, id: Name) -> Response:
     def make(run: CatalogueRun) -> Leakage:
         scores = service.catalogue.get_scores(run)
         sources = service.catalogue.list_sources(run)
-        return Leakage(items=[leak for one in sources for leak in compute_leakage(one, scores.get(one.name, {}))], next=None)
+        return Leakage(
+            items=[leak for source in sources for leak in compute_leakage(source, scores.get(source.name, {}))], next=None
+        )
 
     return await _respond_of_run(request, service, id, make)
 

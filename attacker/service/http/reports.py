@@ -62,7 +62,7 @@ async def _write_report(run: CatalogueRun, path: Path) -> None:
     )
     try:
         async with asyncio.timeout(REPORT_SECONDS):
-            _, words = await process.communicate()
+            _, output = await process.communicate()
     except TimeoutError:
         raise RequestError(
             f"the report takes longer than {REPORT_SECONDS:.0f} seconds; make it on the command line with `attacker report`",
@@ -73,8 +73,8 @@ async def _write_report(run: CatalogueRun, path: Path) -> None:
             process.kill()
             await process.wait()
     if process.returncode == UNWRITTEN_STATUS:
-        why = words.decode(errors="replace").strip()[-300:]
+        why = output.decode(errors="replace").strip()[-300:]
         raise RequestError(f"the report cannot be written into the service's folder: {why}; free disk space there", status=507)
     if process.returncode:
-        last = (words.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
+        last = (output.decode(errors="replace").strip().splitlines() or ["no reason was given"])[-1]
         raise RequestError(f"the report of {run.id} failed: {last[:300].replace(str(run.folder), run.id)}", status=409)

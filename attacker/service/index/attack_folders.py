@@ -116,7 +116,7 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
     """
     wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
-    nulls = (one for one in sources if one.null and (one.spec, one.seed, one.knows_defense) == wanted)
+    nulls = (source for source in sources if source.null and (source.spec, source.seed, source.knows_defense) == wanted)
     return None if source.null else next(nulls, None)
 
 
@@ -236,7 +236,7 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
                 )
     try:
         cases = [_parse_case(case) for case in content["cases"]]
-        oracles, withheld = (tuple(str(one)[:100] for one in content.get(key, ())) for key in ("oracles", "withheld"))
+        oracles, withheld = (tuple(str(value)[:100] for value in content.get(key, ())) for key in ("oracles", "withheld"))
         if type(seed := content["seed"]) is not int:
             raise ValueError(f"the entry seed of attack.json must be a whole number, got {shorten(seed)}; {REPLAY_ADVICE}")
     except (LookupError, TypeError, AttributeError) as error:
@@ -258,12 +258,12 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
 
 def _parse_case(entry: Mapping[str, Any]) -> CaseEntry:
     key, client, number, examples = entry["key"], entry["client"], entry["round"], entry["num_examples"]
-    rounds = tuple(one[0] for one in entry["rounds"]) if "rounds" in entry else (number,)
+    rounds = tuple(place[0] for place in entry["rounds"]) if "rounds" in entry else (number,)
     if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
         raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
     if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
         raise ValueError(f"the case {key} in attack.json has the invalid client name {shorten(client)}; {REPLAY_ADVICE}")
-    if not rounds or not all(type(one) is int and 1 <= one < 2**53 for one in rounds):
+    if not rounds or not all(type(part) is int and 1 <= part < 2**53 for part in rounds):
         raise ValueError(f"the case {key} in attack.json has the invalid rounds {shorten(rounds)}; {REPLAY_ADVICE}")
     if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
         raise ValueError(f"the case {key} in attack.json has the invalid number of examples {shorten(examples)}; {REPLAY_ADVICE}")

@@ -20,12 +20,12 @@ class _CacheEntry(Generic[T]):
 class LRUCache(Generic[T]):
     """Cache of values, each with a key and a version; a key has one version at a time. The least recently used are dropped first.
 
-    most: sum of weights above which values are dropped, except the newest one. weight: function that returns the weight of a
-    value; 1 by default, so that `most` is a number of values.
+    limit: sum of weights above which values are dropped, except the newest one. weight: function that returns the weight of a
+    value; 1 by default, so that `limit` is a number of values.
     """
 
-    def __init__(self, most: int, weight: Callable[[T], int] = lambda value: 1) -> None:
-        self.most, self._weight = most, weight
+    def __init__(self, limit: int, weight: Callable[[T], int] = lambda value: 1) -> None:
+        self.limit, self._weight = limit, weight
         self._places: OrderedDict[Hashable, _CacheEntry[T]] = OrderedDict()
         self._total = 0
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class LRUCache(Generic[T]):
 
         The value of the key `kept` is not dropped, nor are values that are being made.
         """
-        surplus, going = self._total - self.most, list[Hashable]()
+        surplus, going = self._total - self.limit, list[Hashable]()
         for key, place in self._places.items():
             if surplus <= 0:
                 break

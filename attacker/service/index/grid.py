@@ -54,8 +54,8 @@ def make_grid(
 
     def make_cell(row: IndexRow) -> GridCell:
         place = row.round, row.client
-        found = [some[place] for some in verdicts if place in some]
-        worst = max(found, key=lambda one: -1.0 if one.leak is None else one.leak, default=None)
+        found = [by_place[place] for by_place in verdicts if place in by_place]
+        worst = max(found, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=None)
         null = beside[worst.source] if worst else None
         return _make_cell(row, found, worst, guessed[null.name].get(place) if null else None)
 

@@ -33,11 +33,17 @@ def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore
     come first, then those with higher PSNR; each distinct example is returned once. If no finished case has scores, the pairs are
     (key, 0), the first reconstructed example, for the cases with the highest confidence.
     """
-    rows = [(key, n, row) for key, some in scores.items() if key in source.cases for n, row in enumerate(some) if row.finished]
+    rows = [
+        (key, n, row)
+        for key, case_rows in scores.items()
+        if key in source.cases
+        for n, row in enumerate(case_rows)
+        if row.finished
+    ]
     if not rows:
-        surest = sorted(source.answers.items(), key=lambda one: (-(one[1].confidence or 0.0), one[0]))
+        surest = sorted(source.answers.items(), key=lambda item: (-(item[1].confidence or 0.0), item[0]))
         return [(key, 0) for key, answer in surest if answer.examples][:NUM_HEADLINE_EXAMPLES]
-    rows.sort(key=lambda one: (not one[2].success, -(-inf if one[2].psnr is None else one[2].psnr), one[0], one[1]))
+    rows.sort(key=lambda row: (not row[2].success, -(-inf if row[2].psnr is None else row[2].psnr), row[0], row[1]))
     first: dict[int, tuple[str, int]] = {}
     for key, n, row in rows:
         first.setdefault(row.example, (key, n))
@@ -66,10 +72,12 @@ def make_headline(
     finished = states["done"] + states["failed"]
     replies = Counter(row.status for row in chain.from_iterable(rows.values()))
     top = find_strongest_source(sources, verdicts) if verdicts.strongest else None
-    mine = [row for some in scores.get(top.name, {}).values() for row in some] if top else []
+    mine = [row for case_rows in scores.get(top.name, {}).values() for row in case_rows] if top else []
     null = find_null(top, sources) if top else None
     counted = {row.case for row in mine if row.finished}
-    null_rows = [row for key, some in scores.get(null.name, {}).items() if key in counted for row in some] if null else []
+    null_rows = (
+        [row for key, case_rows in scores.get(null.name, {}).items() if key in counted for row in case_rows] if null else []
+    )
     judged = verdicts.by_source.get(top.name) if top else None
     return Headline(
         sentence=_write_sentence(attacks, states, replies["complete"], verdicts, truth=truth),

@@ -47,4 +47,4 @@ def _average_by_example(values: Iterable[tuple[int, float]]) -> float | None:
     found: dict[int, list[float]] = {}
     for index, value in values:
         found.setdefault(index, []).append(value)
-    return mean(sum(some) / len(some) for some in found.values())
+    return mean(sum(values) / len(values) for values in found.values())

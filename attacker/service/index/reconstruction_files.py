@@ -94,7 +94,7 @@ def read_whole(run: Path, name: str) -> WholeReconstruction:
             labels=tuple(int(label) for label in labels.tolist()),
             confidence=tuple(_to_finite(value) for value in _read_values(file, layout, "confidence").tolist()),
             places=places,
-            rounds={example: tuple(sorted(some)) for example, some in rounds.items()},
+            rounds={example: tuple(sorted(numbers)) for example, numbers in rounds.items()},
             losses=thin_curve(_read_values(file, layout, "loss")),
             oracles=_parse_texts(facts, "oracles"),
             notes=_parse_texts(facts, "notes"),

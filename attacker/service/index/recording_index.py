@@ -78,7 +78,7 @@ class Index:
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        messages = [words for _, some in sorted(self.damage.items()) for words in some]
+        messages = [message for _, found in sorted(self.damage.items()) for message in found]
         more = len(messages) - MAX_MESSAGES
         return (*messages[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
 
@@ -109,10 +109,12 @@ def read_index(folder: Path, before: Index | None) -> Index:
     except (ValueError, OSError) as error:
         return Index(damage={0: (format_error(error, folder),)})
     changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
-    damage = {number: some for number, some in before.damage.items() if number in rounds and number not in changed}
+    damage = {number: messages for number, messages in before.damage.items() if number in rounds and number not in changed}
     found: dict[int, list[str]] = {}
     _read_rows(recording, changed - {0} if before.rounds else None, found, folder)
-    return Index(rounds=rounds, clients=clients, damage={**damage, **{number: tuple(some) for number, some in found.items()}})
+    return Index(
+        rounds=rounds, clients=clients, damage={**damage, **{number: tuple(problems) for number, problems in found.items()}}
+    )
 
 
 def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
@@ -123,7 +125,7 @@ def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = N
     """
     before = before or IndexedRows({}, {})
     changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
-    kept = {number: some for number, some in before.by_round.items() if number in rounds and number not in set(changed)}
+    kept = {number: rows for number, rows in before.by_round.items() if number in rounds and number not in set(changed)}
     if changed:
         recording = Recording(folder / "recording")
         for row in _read_rows(recording, changed if kept else None, {}, folder):
@@ -190,5 +192,5 @@ def format_error(error: Exception, folder: Path) -> str:
 
     Paths would disclose the folders of this machine to the users of the page.
     """
-    words = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
-    return words if len(words) <= MAX_MESSAGE else f"{words[:MAX_MESSAGE]}..."
+    message = str(error).replace(f"{folder}/", "").replace(str(folder), folder.name)
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}..."

@@ -56,7 +56,9 @@ def read_verdicts(run: Path, manifest: Manifest | None) -> RunVerdicts:
         top = find_strongest(summaries)
         sentence = describe_summaries(summaries, manifest) if manifest is not None else ""
         return RunVerdicts(
-            {one.source: _summarise_verdict(one) for one in summaries}, sentence[:MAX_VERDICT], top.source if top else None
+            {summary.source: _summarise_verdict(summary) for summary in summaries},
+            sentence[:MAX_VERDICT],
+            top.source if top else None,
         )
     except Exception:  # files of a run may contain anything; invalid rows are reported elsewhere
         return RunVerdicts()

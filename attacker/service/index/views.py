@@ -20,7 +20,7 @@ from attacker.service.schemas.recordings import Data, ObservationSummary, Record
 from fedsim.recording import Manifest
 
 
-def format_moment(seconds: float | None) -> str | None:
+def _format_moment(seconds: float | None) -> str | None:
     """Return a Unix time in seconds as text in ISO 8601 and UTC; None for None, and for a time that cannot be written so."""
     if seconds is None or not isfinite(seconds):
         return None
@@ -57,7 +57,7 @@ def describe_recording(
         last_round=max(index.rounds, default=None),
         clients=len(index.clients),
         observations=index.observations,
-        updated=format_moment(index.updated),
+        updated=_format_moment(index.updated),
         truth=truth,
         trouble=list(trouble),
     )
@@ -71,7 +71,7 @@ def describe_observation(row: IndexRow) -> ObservationSummary:
         status=row.status,
         num_examples=row.num_examples,
         bytes=row.bytes,
-        time=format_moment(row.time),
+        time=_format_moment(row.time),
         reason=row.reason,
     )
 
@@ -82,7 +82,7 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     The scores of a null are over the cases that its attack has finished as well, as in the report, or over all its cases if the
     attack has no scores.
     """
-    nulls = {null.name: one for one in sources if (null := find_null(one, sources)) is not None}
+    nulls = {null.name: source for source in sources if (null := find_null(source, sources)) is not None}
     results = []
     for source in sources:
         own, attack = scores.get(source.name, {}), nulls.get(source.name)
@@ -100,7 +100,7 @@ def _describe_attack(
     scores: dict from the key of a case to its score rows. counted: keys of the cases whose scores count in shares and means.
     verdict: comparison of the attack with its null; None if there is none.
     """
-    rows = [row for key, some in scores.items() if key in source.cases and key in counted for row in some]
+    rows = [row for key, case_rows in scores.items() if key in source.cases and key in counted for row in case_rows]
     answered = [answer.confidence for answer in source.answers.values()]
     states = Counter(map(source.find_state, source.cases))
     return AttackOnRecording(
@@ -233,7 +233,7 @@ def describe_found(
             label=str(label),
             confidence=confidence,
             image=links.to("images", n) if images else None,
-            values=None if images else list_values(cells[n]) if n in cells else None,
+            values=None if images else _list_values(cells[n]) if n in cells else None,
             original=None,
             label_true=None,
             success=None,
@@ -270,7 +270,7 @@ def describe_scored(
             label=row.label,
             confidence=row.confidence,
             image=links.to("pairs", n) if pair else None,
-            values=list_values(cells[n]) if not images and n in cells else None,
+            values=_list_values(cells[n]) if not images and n in cells else None,
             original=links.to("originals", n) if pair else None,
             label_true=row.label_true,
             success=row.success,
@@ -293,7 +293,7 @@ def describe_scored_nulls(
     return {
         row.place: NullExample(
             image=links.to("pairs", n) if row.pair is not None and images else None,
-            values=None if images or n not in cells else list_reconstructed(cells[n]),
+            values=None if images or n not in cells else _list_reconstructed(cells[n]),
             label=row.label,
             success=row.success,
             psnr=row.psnr,
@@ -313,7 +313,7 @@ def describe_found_nulls(
     return {
         n: NullExample(
             image=links.to("images", n) if images else None,
-            values=None if images or n not in cells else list_reconstructed(cells[n]),
+            values=None if images or n not in cells else _list_reconstructed(cells[n]),
             label=str(label),
             success=None,
             psnr=None,
@@ -322,12 +322,12 @@ def describe_found_nulls(
     }
 
 
-def list_reconstructed(pair: ExamplePair) -> dict[str, str]:
+def _list_reconstructed(pair: ExamplePair) -> dict[str, str]:
     """Return a dict from the name of each variable of a reconstructed table row to its value as text."""
     return {cell.column: cell.reconstruction for cell in pair.cells}
 
 
-def list_values(pair: ExamplePair) -> list[TableValue]:
+def _list_values(pair: ExamplePair) -> list[TableValue]:
     """Return one entry for each variable of a table row: its name, and its reconstructed and its true value as text.
 
     The true value is None if it is not known. `right` is whether the reconstructed value counts as correct (a number within a

@@ -270,22 +270,22 @@ class Queue:
         with self.store.open_transaction() as db:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
 
-    def end_crashed(self, claim: Claim, words: str, *, cpu: float = 0.0) -> JobState:
+    def end_crashed(self, claim: Claim, reason: str, *, cpu: float = 0.0) -> JobState:
         """Count the death of a job's worker, and return the job's new state.
 
         It is "cancelled" if the cancellation was requested, else "set_aside" if this was at least the `Limits.crashes`-th death,
         and else "queued": the job waits again.
-        words: how the worker died; part of the job's error, except if it waits again. cpu: CPU seconds of this attempt.
+        reason: how the worker died; part of the job's error, except if it waits again. cpu: CPU seconds of this attempt.
         Raises StaleClaim if the claim is no longer valid.
         """
         with self.store.open_transaction() as db:
             row = check(db, claim)
             crashes = row["crashes"] + 1
             if row["asked_to_end"]:
-                end_job(db, claim, "cancelled", error=words, cpu=cpu)
+                end_job(db, claim, "cancelled", error=reason, cpu=cpu)
             elif crashes >= self.limits.crashes:
                 times = "once" if crashes == 1 else f"{crashes} times"
-                end_job(db, claim, "set_aside", error=f"its worker died {times}, at last: {words}", cpu=cpu)
+                end_job(db, claim, "set_aside", error=f"its worker died {times}, at last: {reason}", cpu=cpu)
             else:
                 wait_again(db, claim.id, cpu=cpu)
             db.execute("UPDATE jobs SET crashes = ? WHERE id = ?", (crashes, claim.id))

@@ -49,13 +49,13 @@ class RuleHistory:
         with self._store.open_transaction() as db:
             query = "SELECT round, attempt FROM taken WHERE rule = ? AND recording = ? AND identity = ?"
             known = {TakenRound(*row) for row in db.execute(query, (rule, *recording))}
-            new = [one for one in rounds if one not in known]
+            new = [taken for taken in rounds if taken not in known]
             if not new:
                 return None
             job = None if spec is None else self._queue.add_job(db, spec, f"rule {rule}")
             db.executemany(
                 "INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [(rule, *recording, *one, None if job is None else job.id, format_now()) for one in new],
+                [(rule, *recording, *taken, None if job is None else job.id, format_now()) for taken in new],
             )
             return job
 

@@ -73,18 +73,18 @@ class RunningJob:
         else:  # the worker was interrupted by someone other than the supervisor
             self.record_release()
 
-    def record_death(self, words: str) -> None:
+    def record_death(self, reason: str) -> None:
         """Choose how the job ends after its worker died, and set `end`, which `settle` calls later.
 
         If the supervisor had interrupted or killed the worker (`stop_reason`), the job is cancelled or failed. Otherwise the
         death is counted (`Queue.end_crashed`): the job is cancelled if its cancellation was requested, else set aside if there
-        were too many deaths, and else it waits again. words: what is known about the reason of the death.
+        were too many deaths, and else it waits again. reason: what is known about the reason of the death.
         """
         if self.stop_reason is not None:
             self.end = self._choose_end()
         else:
-            log.warning("the worker of job %s died: %s", self.claim.id, words.splitlines()[0])
-            self.end = partial(self.queue.end_crashed, self.claim, words, cpu=self._cpu)
+            log.warning("the worker of job %s died: %s", self.claim.id, reason.splitlines()[0])
+            self.end = partial(self.queue.end_crashed, self.claim, reason, cpu=self._cpu)
 
     def record_release(self) -> None:
         """Set `end` so that `settle` puts the job back into the queue, or marks it as cancelled if a user cancelled it."""

@@ -75,7 +75,7 @@ class AuditWork:
     def _receive_plan(self, plan: "Sequence[PlannedAttack | NotChecked]") -> None:
         from attacker.audit.plan import PlannedAttack
 
-        seconds = {one.spec.name: one.core_seconds for one in plan if isinstance(one, PlannedAttack)}
+        seconds = {step.spec.name: step.core_seconds for step in plan if isinstance(step, PlannedAttack)}
         self.progress = AuditProgress(seconds, self.watch, nulls=bool(self.task.truth))
 
     def _replay(self, planned: Replay) -> ReplayResult:
@@ -112,12 +112,12 @@ class AuditProgress:
     watch: JobWatch
     nulls: bool = True
 
-    def report(self, attack: AttackSpec, share: float, words: str) -> None:
+    def report(self, attack: AttackSpec, share: float, message: str) -> None:
         """Report the progress of the audit while an attack, or its null, runs.
 
         An attack's null runs directly after the attack.
         attack: the attack or, if `attack.null` is set, its null; with nulls, each takes half of the time expected for both.
-        share:  share of the attack, or of its null, that is done. words: text to add to the progress, or "".
+        share:  share of the attack, or of its null, that is done. message: text to add to the progress, or "".
         Attacks before this one in the plan count as done, also those that were left out.
         """
         names = list(self.seconds)
@@ -126,8 +126,8 @@ class AuditProgress:
         done = before + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
         which = f"{attack.name}, null" if attack.null else attack.name
         left = describe_seconds(total - done)
-        words = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if words else ''}{words}"
-        self.watch(ATTACKS_SHARE * min(1.0, done / total), words)
+        message = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if message else ''}{message}"
+        self.watch(ATTACKS_SHARE * min(1.0, done / total), message)
 
 
 def describe_seconds(seconds: float) -> str:

@@ -50,7 +50,7 @@ def run_job(task: JobTask, interrupt: Interrupt, watch: JobWatch) -> JobOutcome:
 
 
 WARM_MODULES = ("scipy.optimize",)
-WARM_SCORING_MODULES = ("attacker.scoring", "skimage.io", "sklearn.datasets")
+WARM_SCORING_MODULES = ("attacker.scoring",)
 
 
 def import_modules(*, scores: bool) -> None:
@@ -119,9 +119,9 @@ class _JobRun:
         )
 
     def _run(self, replay: Replay, number: int) -> None:
-        def watch(done: float, cases: int, words: str) -> None:
+        def watch(done: float, cases: int, message: str) -> None:
             share = (number + done / max(1, cases)) / len(self.replays)
-            self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{words}")
+            self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{message}")
 
         before = count_done(replay)
         try:

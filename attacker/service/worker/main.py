@@ -31,10 +31,10 @@ def prepare_work(channel: WorkerChannel) -> Work:
     def run_task(line: str) -> dict[str, Any]:
         is_due = Throttle(PROGRESS_SECONDS)
 
-        def watch(share: float, words: str) -> None:
+        def watch(share: float, message: str) -> None:
             channel.interrupt.raise_again()
             if is_due():
-                progress = JobProgress(share=min(1.0, max(0.0, share)), words=words[:MAX_WORDS])
+                progress = JobProgress(share=min(1.0, max(0.0, share)), words=message[:MAX_WORDS])
                 channel.send_message(progress=progress.model_dump())
 
         outcome = run_job(JobTask.from_json(line), channel.interrupt, watch)

@@ -89,30 +89,30 @@ class Painter:
         self.path, self._version = path, 0
         self._images: dict[tuple[int, str, int, int], tuple[NDArray[np.uint8], int]] = {}
 
-    def __call__(self, sights: Sequence[IntermediateResult], iteration: int, most: int) -> None:
-        for sight in sights:
-            if sight.x.ndim == 4:
-                self._take(sight)
+    def __call__(self, results: Sequence[IntermediateResult], iteration: int, total: int) -> None:
+        for result in results:
+            if result.x.ndim == 4:
+                self._take(result)
         if self._images:
             # begins at the time in microseconds, so that it is above those of earlier painters and attempts of the job
             self._version = max(self._version + 1, time.time_ns() // 1000)
-            self._write(iteration, most, float(np.median([sight.loss for sight in sights])))
+            self._write(iteration, total, float(np.median([result.loss for result in results])))
 
-    def _take(self, sight: IntermediateResult) -> None:
-        pixels, seen = _to_bytes(sight.x), set[int]()
-        for slot in sight.slots:
+    def _take(self, result: IntermediateResult) -> None:
+        pixels, seen = _to_bytes(result.x), set[int]()
+        for slot in result.slots:
             if slot.example not in seen:
                 seen.add(slot.example)
                 place = (slot.round, slot.client, slot.batch, slot.position)
                 self._images.pop(place, None)  # moves the image to the end of the dictionary, whose beginning is dropped
-                self._images[place] = (pixels[slot.example], int(sight.y[slot.example]))
+                self._images[place] = (pixels[slot.example], int(result.y[slot.example]))
         for place in list(self._images)[:-MAX_IMAGES]:
             del self._images[place]
 
-    def _write(self, iteration: int, most: int, loss: float) -> None:
+    def _write(self, iteration: int, total: int, loss: float) -> None:
         places = [[*place, label] for place, (_, label) in self._images.items()]
         known = loss if np.isfinite(loss) else None
-        about = {"places": places, "iteration": iteration, "most": most, "loss": known, "version": self._version}
+        about = {"places": places, "iteration": iteration, "most": total, "loss": known, "version": self._version}
         content = save({"images": np.stack([pixels for pixels, _ in self._images.values()])}, {"about": json.dumps(about)})
         beside = self.path.with_suffix(PARTIAL_SUFFIX)
         with os.fdopen(os.open(beside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:

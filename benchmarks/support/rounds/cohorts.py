@@ -19,7 +19,9 @@ from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import Case, cohort_spans
-from attacker.attacks.multi_round.spans.cohort_attack import list_groups, list_owners, measure_isolation
+from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_groups, list_owners
+from attacker.attacks.multi_round.spans.cohorts import isolate_clients
+from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import rank_candidates
 from fedsim.recording import Observation, Training
@@ -285,3 +287,18 @@ def _count_isolated(case: Case, holdings: Mapping[str, Images], options: Options
         outside = (unit - unit @ basis @ basis.T).norm(dim=1)
         right += len(y) == len(x) and float(outside.max()) < MAX_OUTSIDE
     return right
+
+
+def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
+    """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
+
+    The span is of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise of
+    standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
+    """
+    layer = require_input_layer(case.observations[0])
+    bounded = Case(
+        tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations)
+    )
+    spaces, cohorts = compute_spaces(bounded, layer, rng), [observation.cohort for observation in case.observations]
+    found = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+    return {name: answer.y for name, answer in found.items()}

@@ -7,11 +7,9 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow
-from support.rounds.cohorts import CohortSetting, record
+from support.rounds.cohorts import CohortSetting, measure_isolation, record
 from support.splits import load_images
 from torch import Generator
-
-from attacker.attacks.multi_round.spans.cohort_attack import measure_isolation
 
 
 def make_isolation_rows(options: Options) -> list[ResultRow]:

@@ -71,7 +71,7 @@ def _attack(options: Options, setting: Setting) -> Iterator[ResultRow]:
     owner = torch.cat(
         [torch.full((len(own),), i) for i, own in enumerate(targets, start=1)] + [torch.full((len(own),), -1) for own in rivals]
     )
-    classes = federation.network.data.num_classes
+    classes = federation.client.data.num_classes
     pool = Pool(torch.cat([one.x for one in (*targets, *rivals)]), torch.cat([one.y % classes for one in (*targets, *rivals)]))
     read = [number for number in READ_ROUNDS if number <= setting.rounds]
     cases = [replace(one, observations=tuple(o for o in one.observations if o.round in read)) for one in federation.cases[1:]]

@@ -29,20 +29,20 @@ class Palette(NamedTuple):
     codes: NDArray[Any]
 
 
-def find_palette(bits: Bits, most: int | None = None) -> Palette | None:
-    """Return the palette of `bits` (N,), or None if they have more than `most` distinct values, or most likely nearly all differ.
+def find_palette(bits: Bits, max_values: int | None = None) -> Palette | None:
+    """Return the palette of `bits` (N,), or None if more than `max_values` values are distinct, or most likely nearly all.
 
-    Whether nearly all values differ is judged by a sample, and only for large N. None is also returned for N = 0. Entries are
+    Whether nearly all are distinct is judged by a sample, and only for large N. None is also returned for N = 0. Entries are
     looked up by a hash and then compared, which is faster than sorting them all.
     """
-    most = len(bits) if most is None else most
+    max_values = len(bits) if max_values is None else max_values
     sample = bits[:: max(1, len(bits) // SAMPLE_SIZE)]
     values = _find_distinct(sample)
     if len(sample) < len(bits) and len(values) > MAX_DISTINCT_IN_SAMPLE:
-        if most <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
+        if max_values <= MAX_DISTINCT_IN_SAMPLE or len(values) > MAX_DISTINCT_SHARE * len(sample):
             return None
         values = _find_distinct(bits)
-    while 0 < len(values) <= most:
+    while 0 < len(values) <= max_values:
         codes = _look_up_by_hash(bits, values)
         wrong = np.flatnonzero(values[codes] != bits)
         rest = bits[wrong]

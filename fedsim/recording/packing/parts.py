@@ -82,14 +82,14 @@ def check_kind(got: TensorLike, weight: TensorLike) -> None:
         raise ValueError(f"has type {got.dtype}, but the weight that was sent has {weight.dtype}; send it back as {weight.dtype}")
 
 
-def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, least: int = 0, most: int) -> int:
+def check_vector(part: str, got: TensorLike, dtype: torch.dtype | None, *, minimum: int = 0, maximum: int) -> int:
     """Return the length of a part of a codec's output, checked to be a vector of type `dtype` (None: any type in `DTYPES`).
 
     part: its name, for messages. Raises ValueError if it has another type or not one dimension, or its length is not in
-    `least` to `most`, both included.
+    `minimum` to `maximum`, both included.
     """
-    if len(got.shape) != 1 or not least <= got.shape[0] <= most:
-        expected = f"{most}" if least == most else f"{least} to {most}"
+    if len(got.shape) != 1 or not minimum <= got.shape[0] <= maximum:
+        expected = f"{maximum}" if minimum == maximum else f"{minimum} to {maximum}"
         raise ValueError(
             f"is packed with {part!r} of shape {shorten(tuple(got.shape))}, which must be a vector of {expected} values; "
             f"{PACKED_ADVICE}"

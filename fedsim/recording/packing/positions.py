@@ -71,12 +71,12 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
 def check(parts: Mapping[str, TensorLike], size: int) -> None:
     """Raise ValueError if a part has another type than `pack` makes, or is longer than positions below `size` can need."""
     if "index" in parts:
-        check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _find_type(size))).dtype, most=size)
+        check_vector("index", parts["index"], torch.from_numpy(np.empty(0, _find_type(size))).dtype, maximum=size)
     elif "mask" in parts:
-        check_vector("mask", parts["mask"], torch.uint8, most=count_packed_bytes(1, size))
+        check_vector("mask", parts["mask"], torch.uint8, maximum=count_packed_bytes(1, size))
     else:
-        check_vector("high", parts["high"], torch.uint8, most=count_packed_bytes(1, size))
-        check_vector("low", parts["low"], torch.uint8, most=8 * size)
+        check_vector("high", parts["high"], torch.uint8, maximum=count_packed_bytes(1, size))
+        check_vector("low", parts["low"], torch.uint8, maximum=8 * size)
 
 
 def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:

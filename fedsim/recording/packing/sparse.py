@@ -95,13 +95,13 @@ def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorL
 
 def _check(parts: Mapping[str, TensorLike], size: int) -> bool:
     if parts.keys() == {"values"}:
-        check_vector("values", parts["values"], None, most=0)
+        check_vector("values", parts["values"], None, maximum=0)
         return True
     if parts.keys() not in SPARSE_PARTS:
         return False
     positions.check(parts, size)
     if "values" in parts:
-        check_vector("values", parts["values"], None, most=size)
+        check_vector("values", parts["values"], None, maximum=size)
     else:
-        values.check(parts, most=size, least_count=0, most_count=size)
+        values.check(parts, maximum=size, min_count=0, max_count=size)
     return True

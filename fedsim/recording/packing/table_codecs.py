@@ -15,25 +15,25 @@ from fedsim.recording.packing.bits import to_bits, to_tensor
 from fedsim.recording.packing.parts import TensorLike, check_parts, join_parts, name_parameter, split_parts
 
 
-def encode(update: Tensors, most: int | None = None) -> dict[str, Tensor]:
+def encode(update: Tensors, max_values: int | None = None) -> dict[str, Tensor]:
     """Return a dict of the tensors to send: for each parameter NAME, a table `NAME/palette` and indices `NAME/codes` into it.
 
-    `NAME/codes` is left out if all values are equal. A tensor with more than `most` distinct values, or which would not become
+    `NAME/codes` is left out if all values are equal. A tensor with over `max_values` distinct values, or which would not become
     smaller, is sent unchanged as `NAME/dense`.
     """
     packed: dict[str, Tensor] = {}
     for name, tensor in update.items():
-        packed |= join_parts(name, values.encode_table(to_bits(tensor), tensor.dtype, most) or {"dense": tensor})
+        packed |= join_parts(name, values.encode_table(to_bits(tensor), tensor.dtype, max_values) or {"dense": tensor})
     return packed
 
 
-def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = None) -> dict[str, Tensor]:
+def decode(packed: Tensors, start: Mapping[str, TensorLike], max_values: int | None = None) -> dict[str, Tensor]:
     """Return the update (tensors by parameter name) that was encoded.
 
     start: weights, of which only names and shapes are used. Raises ValueError if the parts do not give an update of these shapes.
-    most: largest number of values that a tensor's table may have; None for any number. A larger table raises ValueError, too.
+    max_values: largest number of values that a tensor's table may have; None for any number. A larger table raises ValueError.
     """
-    check_fit(packed, start, most)
+    check_fit(packed, start, max_values)
     update = {}
     for name, parts in split_parts(packed).items():
         shape = tuple(start[name].shape)
@@ -45,16 +45,16 @@ def decode(packed: Tensors, start: Mapping[str, TensorLike], most: int | None = 
     return update
 
 
-def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], most: int | None = None) -> None:
+def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], max_values: int | None = None) -> None:
     """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights.
 
-    most: largest number of values that a tensor's table may have; None for any number.
+    max_values: largest number of values that a tensor's table may have; None for any number.
     """
 
     def check(parts: Mapping[str, TensorLike], size: int) -> bool:
         if parts.keys() not in values.VALUE_PARTS:
             return False
-        values.check(parts, most=size if most is None else min(most, size), least_count=size, most_count=size)
+        values.check(parts, maximum=size if max_values is None else min(max_values, size), min_count=size, max_count=size)
         return True
 
-    check_parts(described, weights, "levels" if most is None else "bits", check)
+    check_parts(described, weights, "levels" if max_values is None else "bits", check)

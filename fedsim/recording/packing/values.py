@@ -12,13 +12,13 @@ from fedsim.recording.packing.parts import PACKED_ADVICE, TENSOR_OVERHEAD_BYTES,
 VALUE_PARTS = ({"palette"}, {"palette", "codes"})
 
 
-def encode_table(bits: Bits, dtype: torch.dtype, most: int | None = None) -> dict[str, Tensor] | None:
+def encode_table(bits: Bits, dtype: torch.dtype, maximum: int | None = None) -> dict[str, Tensor] | None:
     """Return {"palette": distinct values, "codes": packed indices into it} for the bit patterns (N,) of entries of type `dtype`.
 
-    If all entries are equal, "codes" is left out. Returns None if there are no entries or over `most` distinct values, or the
+    If all entries are equal, "codes" is left out. Returns None if there are no entries or over `maximum` distinct values, or the
     encoding saves nothing.
     """
-    found = palette.find_palette(bits, most)
+    found = palette.find_palette(bits, maximum)
     if found is None:
         return None
     width = compute_width(len(found.values))
@@ -45,13 +45,13 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
     return found
 
 
-def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_count: int) -> None:
+def check(parts: Mapping[str, TensorLike], *, maximum: int, min_count: int, max_count: int) -> None:
     """Raise ValueError if types or lengths of `parts` cannot be those of a table of values and packed indices into it.
 
-    most: largest number of values in the table. least_count, most_count: range, both ends included, of the number of entries that
-    the indices are for.
+    maximum: largest number of values in the table. min_count, max_count: range, both ends included, of the number of entries
+    that the indices are for.
     """
-    length = check_vector("palette", parts["palette"], None, least=1, most=most)
+    length = check_vector("palette", parts["palette"], None, minimum=1, maximum=maximum)
     width = compute_width(length)
     if width and "codes" not in parts:
         raise ValueError(
@@ -63,8 +63,8 @@ def check(parts: Mapping[str, TensorLike], *, most: int, least_count: int, most_
             f"need; {PACKED_ADVICE}"
         )
     if width:
-        least, most = count_packed_bytes(width, least_count), count_packed_bytes(width, most_count)
-        check_vector("codes", parts["codes"], torch.uint8, least=least, most=most)
+        minimum, maximum = count_packed_bytes(width, min_count), count_packed_bytes(width, max_count)
+        check_vector("codes", parts["codes"], torch.uint8, minimum=minimum, maximum=maximum)
 
 
 def count_bytes(parts: Mapping[str, Tensor]) -> int:

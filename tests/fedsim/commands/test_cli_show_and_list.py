@@ -104,7 +104,7 @@ def test_a_broken_package_does_not_hide_other_names(monkeypatch: pytest.MonkeyPa
     from importlib.metadata import EntryPoint, EntryPoints
 
     points = EntryPoints([EntryPoint(name="fog", value="no_such_package:fog", group="defenses")])
-    monkeypatch.setattr("defenses._registry.registry.entry_points", lambda **wanted: points.select(**wanted))
+    monkeypatch.setattr("defenses.registry.registry.entry_points", lambda **wanted: points.select(**wanted))
     result = json.loads(fedsim("list", "defenses", "--json").stdout)
     assert "cannot be loaded" in result["fog"]["summary"]
     assert result["clip"]["arguments"] == "max_norm"

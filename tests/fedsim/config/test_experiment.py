@@ -234,7 +234,7 @@ def test_an_override_of_an_unknown_key_is_refused(small: Path, key: str) -> None
 )
 def test_an_error_in_an_override_does_not_name_the_file(small: Path, key: str, value: Any, words: str) -> None:
     with pytest.raises(ExperimentError, match=f"^{re.escape(words)}") as raised:
-        read(small, [(key, value)], own=True)
+        read(small, [(key, value)], trusted=True)
     assert str(small) not in str(raised.value)
     small.write_text(small.read_text().replace("rounds = ", "rounds = -"))
     with pytest.raises(ExperimentError, match=re.escape(f"{small}: rounds: ")):  # an error in the file names the file

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from defenses._registry import read_summary
+from defenses.registry import read_summary
 from fedsim import data as datasets
 from fedsim.data import DATASETS, Dataset, Examples
 from fedsim.recording.observation import DataSpec

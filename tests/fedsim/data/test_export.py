@@ -24,7 +24,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[Federa
     """Split the data into `folder`; return the run as the server sees it, and as each client sees it."""
     splitting.split(experiment, folder)
     server = FederationRun(
-        experiment=experiment, out=folder / "run", device="cpu", places=PartyLocations(public=folder / "public")
+        experiment=experiment, out=folder / "run", device="cpu", locations=PartyLocations(public=folder / "public")
     )
     homes = [splitting.make_client_path(folder, number) for number in range(experiment.clients.count)]
     clients = [
@@ -33,7 +33,7 @@ def own_parts(experiment: Any, folder: Path) -> tuple[FederationRun, list[Federa
             out=Path("/nowhere"),
             device="cpu",
             client_seed=5,
-            places=PartyLocations(data=f"part:{home / 'data'}", private=home / "private", truth=home / "truth"),
+            locations=PartyLocations(data=f"part:{home / 'data'}", private=home / "private", truth=home / "truth"),
         )
         for home in homes
     ]
@@ -185,7 +185,7 @@ def test_a_second_split_into_the_same_folder_is_refused(tiny: Callable[..., Any]
 def test_an_experiment_with_another_number_of_clients_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
     splitting.split(tiny(), tmp_path)
     run = FederationRun(
-        experiment=tiny(clients={"count": 2}), out=tmp_path / "run", places=PartyLocations(public=tmp_path / "public")
+        experiment=tiny(clients={"count": 2}), out=tmp_path / "run", locations=PartyLocations(public=tmp_path / "public")
     )
     with pytest.raises(ValueError, match=r"lists the sizes of 3 clients, and clients\.count = 2"):
         run.check()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from skimage.io import imread
 
 from fedsim import data as datasets
 from fedsim.data.shipped import MIN_CONTRAST, PHOTOGRAPHS
@@ -16,8 +16,9 @@ SETTINGS = [(32, None, 2), (32, 1, 1), (32, 3, 3), (64, None, 1), (64, 2, 2), (1
 
 def read_photograph(name: str) -> np.ndarray:
     """Read a photograph with another library than the code under test uses."""
-    package, file = PHOTOGRAPHS[name]
-    return np.asarray(Image.open(Path(str(files(package))) / file).convert("RGB"))
+    folder, file = PHOTOGRAPHS[name]
+    pixels: np.ndarray = imread(Path(str(files(folder.replace("/", ".")))) / file)[..., :3]
+    return pixels
 
 
 @pytest.mark.parametrize("name", ["photos", "digits", "breast_cancer", "lfw_patches"])

@@ -30,7 +30,7 @@ def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable
     run = flower.find_client_run(context({**asked_for, "settings": agreed.to_toml()}, node))
     assert run.experiment == agreed
     assert (run.client_seed, run.threads, run.out) == (3, 2, Path("/out"))
-    assert run.places == PartyLocations(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
+    assert run.locations == PartyLocations(data="digits", private=tmp_path / "p", truth=tmp_path / "t")
     with pytest.raises(
         ValueError, match=r"the server's experiment differs in defense from .*e\.toml, to which this client agreed"
     ):
@@ -41,7 +41,7 @@ def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable
 def test_the_server_gets_the_public_folder_and_no_settings_of_a_client(tiny: Callable[..., Any]) -> None:
     asked_for = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
     run = flower.find_server_run(context(asked_for, {"data": "digits"}))
-    assert (run.places, run.resume, run.client_seed) == (PartyLocations(public=Path("/public")), True, None)
+    assert (run.locations, run.resume, run.client_seed) == (PartyLocations(public=Path("/public")), True, None)
 
 
 def test_the_start_command_of_a_party_uses_its_own_files(tiny: Callable[..., Any], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Test that a federation on Ray, killed and resumed, gives the same results as a federation in one process."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -48,10 +49,17 @@ def read_truth(run: Path) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def test_a_killed_federation_on_ray_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights, recording and truth equal those of an uninterrupted run in one process, bit for bit."""
+    """Weights, recording and truth equal those of an uninterrupted run in one process, bit for bit.
+
+    Until the run is killed, one Ray process trains all clients; then there are as many processes as CPUs.
+    """
     monkeypatch.chdir(tmp_path)
     Path("e.toml").write_text(EXPERIMENT)
-    process = subprocess.Popen(make_command("--client-seed", "7"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        make_command("--client-seed", "7", "--client-cpus", str(os.cpu_count() or 1)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     deadline = time.monotonic() + 600
     while (count_rounds(tmp_path / "ray" / "state") or 0) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)

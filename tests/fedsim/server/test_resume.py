@@ -24,7 +24,7 @@ STRATEGIES = {
     "FedAdam": {"strategy": {"name": "FedAdam", "eta": 0.01}, "clients": {"count": 4, "fraction": 0.5}},
 }
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["fedsim.engine.engines", "sklearn.datasets", "torch._dynamo"])
+SERVER.set_forkserver_preload(["fedsim.engine.engines", "torch._dynamo"])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -103,8 +103,8 @@ class CocktailParty:
                 "none; set criterion=likelihood, which needs no such layer"
             )
         layer = FeatureLayer(first.weight, first.bias) if first is not None else find_feature_layer(observed)
-        rows = join_bias(layer, observed.gradient, 0)
-        check_size(observed.examples, rows)
+        rows = join_bias(layer, observed.gradient)
+        _check_size(observed.examples, rows)
         mixtures = read_mixtures(rows, observed.examples)
         data = first.specify_input(observed.data) if first is not None else None
         found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), data=data)
@@ -131,11 +131,11 @@ class CocktailParty:
         if not self.refine or not layer.bias or factors is None or factors.saturated or len(vectors) < mixtures.rank:
             return separated
         weights = {name: w[None] for name, w in observed.get_weights(0).items()}
-        forward, constant = join_bias(layer, weights, 0) @ factors.basis.T, factors.basis[:, -1]
+        forward, constant = join_bias(layer, weights) @ factors.basis.T, factors.basis[:, -1]
         exact = refine_directions(factors, vectors @ factors.basis.T, forward, constant)
         if exact is None or not bool(exact.replaced.any()):
             return separated
-        fitted = fit_zeros(factors, join_bias(layer, observed.gradient, 0), exact.directions.q)
+        fitted = _fit_zeros(factors, join_bias(layer, observed.gradient), exact.directions.q)
         if fitted is None:
             return separated
         x = scale_images(fitted, data) if data is not None else x
@@ -167,7 +167,7 @@ class CocktailParty:
     def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
         whitening, whitened = whiten(mixed, rank)
         found = [separate(whitened, rng) for _ in range(self.restarts)]
-        return min(found, key=lambda one: one.loss), whitening
+        return min(found, key=lambda solution: solution.loss), whitening
 
     def _build(
         self, case: Case, observed: StackedObservations, found: SeparatedExamples, labels: Tensor, rng: Generator, seconds: float
@@ -179,7 +179,7 @@ class CocktailParty:
         grey, zeros = torch.full((num_missing, *observed.data.shape), 0.5), torch.zeros(num_missing)
         drawn = torch.randint(observed.data.num_classes, (num_missing,), generator=seed_generator(rng, case, "labels"))
         note = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
-        words = (note,) if num_missing else ()
+        notes = (note,) if num_missing else ()
         return build_reconstruction(
             case,
             torch.cat([found.x.float().cpu(), grey]),
@@ -191,21 +191,21 @@ class CocktailParty:
             confidence=torch.cat([judged.confidence, zeros]),
             explained=torch.cat([judged.explained, zeros]),
             evidence={name: (*values.tolist(), *([0.0] * num_missing)) for name, values in judged.evidence.items()},
-            notes=(*words, *judged.notes),
+            notes=(*notes, *judged.notes),
             restarts=self.restarts,
             iterations=self.steps * self.restarts if self.criterion == "published" else 0,
             seconds=seconds,
         )
 
 
-def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor], i: int) -> Tensor:
+def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor]) -> Tensor:
     """Return weight and bias of a layer, or their gradients, in one matrix (M, F + 1); (M, F) for a layer without a bias.
 
-    tensors: weights or gradients by parameter name, stacked over cases along the first axis. i: index of the case.
+    tensors: weights or gradients by parameter name, stacked over cases along the first axis, of which the first is used.
     """
     if not layer.bias:
-        return tensors[layer.weight][i]
-    return torch.cat([tensors[layer.weight][i], tensors[layer.bias][i][:, None]], dim=1)
+        return tensors[layer.weight][0]
+    return torch.cat([tensors[layer.weight][0], tensors[layer.bias][0][:, None]], dim=1)
 
 
 def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor, vectors: Tensor, x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def find_labels(observed: StackedObservations, layer: FeatureLayer, rows: Tensor
     return best
 
 
-def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
+def _fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     """Return the R examples as vectors [x, 1] up to a factor, (R, F + 1), given their directions q; None if q is singular.
 
     q: (R, R), one direction per column: a combination of the coordinates of `factors` that is zero at neurons which an example
@@ -238,11 +238,11 @@ def fit_zeros(factors: Factors, rows: Tensor, q: Tensor) -> Tensor | None:
     return fitted if error <= MAX_RESIDUAL and bool(torch.isfinite(fitted).all()) else start
 
 
-def check_size(examples: int, rows: Tensor) -> None:
+def _check_size(examples: int, rows: Tensor) -> None:
     """Raise ValueError if there are more examples than neurons, one per row of the gradient, or than MAX_EXAMPLES."""
-    most = min(MAX_EXAMPLES, len(rows))
-    if examples > most:
+    maximum = min(MAX_EXAMPLES, len(rows))
+    if examples > maximum:
         raise ValueError(
-            f"the update was computed from {examples} examples, but this attack separates at most {most} by the gradient of a "
+            f"the update was computed from {examples} examples, but this attack separates at most {maximum} by the gradient of a "
             f"layer of {len(rows)} neurons; use an attack that searches, such as cpl"
         )

@@ -54,10 +54,10 @@ def separate(whitened: Tensor, rng: Generator) -> Unmixing:
 def run_fast_ica(z: Tensor, rng: Generator) -> Tensor:
     """Return an orthogonal unmixing (R, R) of whitened mixtures z (R, N), from a random start."""
     count = len(z)
-    w = orthogonalise(torch.randn(count, count, generator=rng).to(z))
+    w = _orthogonalise(torch.randn(count, count, generator=rng).to(z))
     for _ in range(FAST_ITERATIONS):
         t = torch.tanh(w @ z)
-        new = orthogonalise(t @ z.T / z.shape[1] - (1 - t.square()).mean(dim=1)[:, None] * w)
+        new = _orthogonalise(t @ z.T / z.shape[1] - (1 - t.square()).mean(dim=1)[:, None] * w)
         change = float((1 - (new * w).sum(dim=1).abs()).max())
         w = new
         if change < FAST_TOLERANCE:
@@ -65,7 +65,7 @@ def run_fast_ica(z: Tensor, rng: Generator) -> Tensor:
     return w
 
 
-def orthogonalise(w: Tensor) -> Tensor:
+def _orthogonalise(w: Tensor) -> Tensor:
     """Return the orthogonal matrix that is nearest to w."""
     u, _, v = torch.linalg.svd(w)
     nearest: Tensor = u @ v
@@ -111,8 +111,8 @@ def _compute_step(y: Tensor, eye: Tensor) -> Tensor:
     bend = 2 * (1 - square) / (1 + square).square()
     h = bend.mean(dim=1)[:, None] * square.mean(dim=1)[None]
     own = 1 + (bend * square).mean(dim=1)
-    least = (h + h.T) / 2 - ((h - h.T).square() / 4 + 1).sqrt()
-    h = h + (MIN_CURVATURE - least).clamp(min=0)
+    minimum = (h + h.T) / 2 - ((h - h.T).square() / 4 + 1).sqrt()
+    h = h + (MIN_CURVATURE - minimum).clamp(min=0)
     step = (slope.T - slope * h.T) / (h * h.T - 1)
     step.diagonal().copy_(-slope.diagonal() / own.clamp(min=MIN_CURVATURE))
     return step

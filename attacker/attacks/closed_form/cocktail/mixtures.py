@@ -60,7 +60,7 @@ def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
         red, green, blue = images.unbind(dim=1)
         images = torch.stack([(red + green + blue) / 3, (red - blue) / 2, (2 * green - red - blue) / 4], dim=1)
     across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
-    kinds = [one[:, channel].flatten(1) for one in (across, down) for channel in range(images.shape[1])]
+    kinds = [differences[:, channel].flatten(1) for differences in (across, down) for channel in range(images.shape[1])]
     scales = [kind.square().mean().sqrt().clamp(min=torch.finfo(rows.dtype).tiny) for kind in kinds]
     return torch.cat([kind / scale for kind, scale in zip(kinds, scales, strict=True)], dim=1)
 

@@ -22,8 +22,8 @@ MIN_FACTOR = 1e-6
 def measure_excess(vectors: Tensor, data: DataSpec) -> Tensor:
     """Return the mean squared distance of pixels from [0, 1], (R,), of vectors (R, F + 1) that equal [x, 1] up to a factor."""
     factor = vectors[:, -1:]
-    least = MIN_FACTOR * vectors.norm(dim=1, keepdim=True)
-    factor = torch.where(factor < 0, -1.0, 1.0) * factor.abs().maximum(least)
+    minimum = MIN_FACTOR * vectors.norm(dim=1, keepdim=True)
+    factor = torch.where(factor < 0, -1.0, 1.0) * factor.abs().maximum(minimum)
     x = data.denormalise((vectors[:, :-1] / factor).reshape(-1, *data.shape))
     return (x - x.clamp(0, 1)).square().flatten(1).mean(dim=1)
 

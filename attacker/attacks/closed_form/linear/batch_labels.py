@@ -175,8 +175,8 @@ class _Simulation:
         found = [
             self._refine_norm(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
         ]
-        least = min(missed for _, missed in found)
-        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= least + TWIN_TOLERANCE}.values())
+        minimum = min(missed for _, missed in found)
+        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= minimum + TWIN_TOLERANCE}.values())
         candidates = [s.exp() * x for s in torch.stack(lengths)]
         if bounds is not None:
             low_, high_ = (b.double().flatten() for b in bounds)
@@ -215,9 +215,9 @@ def _find_labels(each: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...
             break
         sets = list(combinations_with_replacement(range(len(each)), count))
         missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / part.norm()
-        least = int(missed.argmin())
-        if float(missed[least]) < 0.1 * best[1]:
-            best = (sets[least], float(missed[least]))
+        lowest = int(missed.argmin())
+        if float(missed[lowest]) < 0.1 * best[1]:
+            best = (sets[lowest], float(missed[lowest]))
     if best[1] > MAX_SCALED_MISFIT:
         return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
     return best

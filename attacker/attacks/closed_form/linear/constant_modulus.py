@@ -107,8 +107,8 @@ def _list_problems(factors: Factors, templates: Tensor, parts: int) -> "list[Whi
         WhitenedProblem.of(factors._replace(coordinates=rows, noise=noise, live=live), u)
         for (rows, noise, live), u in zip(blocks, templates.chunk(parts, dim=1), strict=True)
     ]
-    problems = [one for one in own if one is not None]
-    return [one for one in problems if len(one.u) == len(problems[0].u)]
+    problems = [problem for problem in own if problem is not None]
+    return [problem for problem in problems if len(problem.u) == len(problems[0].u)]
 
 
 def _solve_from_examples(q: Tensor, sure: int, factors: Factors, forward: Tensor, constant: Tensor | None) -> Tensor:

@@ -119,8 +119,8 @@ class DirectionPool:
             trial = trial.flatten(0, 1) / trial.flatten(0, 1).norm(dim=1, keepdim=True).clamp(min=1e-300)
             trial = trial[trial.isfinite().all(dim=1)]
             off = self.find_off_neurons(trial, MAX_ZERO_COMPONENT)
-            most = off.sum(dim=1).topk(min(4 * MAX_UNMIXED, len(off))).indices
-            trial, off = trial[most], off[most]
+            largest = off.sum(dim=1).topk(min(4 * MAX_UNMIXED, len(off))).indices
+            trial, off = trial[largest], off[largest]
             self._take(self.sharpen(trial[_find_first_of_alike(off)][:MAX_UNMIXED]))
 
     def convert_to_original(self, q: Tensor) -> Tensor:
@@ -132,12 +132,12 @@ class DirectionPool:
         result: Tensor = back / back.norm(dim=0)
         return result
 
-    def find_off_neurons(self, q: Tensor, least: float) -> Tensor:
+    def find_off_neurons(self, q: Tensor, minimum: float) -> Tensor:
         """Return a mask (K, M') of the rows whose component along unit directions q (K, R) is zero.
 
-        The tolerance is the one for noise (`InformativeRows.compute_tolerance`), but at least `least` and at most MAX_TOLERANCE.
+        The tolerance is that for noise (`InformativeRows.compute_tolerance`), but at least `minimum` and at most MAX_TOLERANCE.
         """
-        return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=least).clamp(max=MAX_TOLERANCE)
+        return (q @ self.space.rows.T).abs() <= self.space.compute_tolerance(q).clamp(min=minimum).clamp(max=MAX_TOLERANCE)
 
     def sharpen(self, q: Tensor) -> Tensor:
         """Return the directions (K, R) refined to the precision of the data.
@@ -152,8 +152,8 @@ class DirectionPool:
             off = size <= self.space.compute_tolerance(q).clamp(min=MAX_ZERO_COMPONENT).clamp(max=MAX_TOLERANCE)
             middle = (rank - 1 + (off.sum(dim=1) - rank + 1).clamp(min=1) // 2).clamp(max=len(rows) - 1)  # unsampled zeros
             scale = size.sort(dim=1).values.gather(1, middle[:, None])
-            least = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)
-            weight = off / (size.square() + least.square())
+            minimum = torch.maximum(scale, noise).clamp(min=torch.finfo(q.dtype).eps)
+            weight = off / (size.square() + minimum.square())
             weight = weight / weight.amax(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
             scatter = (rows.T * weight[:, None]) @ rows
             found = torch.linalg.eigh(scatter)[1][:, :, 0]

@@ -53,7 +53,7 @@ def recover_linear(
         return build_empty_answer(layer, reason)
     seen = LayerGradient(chain, weights, gradient, bounds)
     if examples == 1:
-        return replace(recover_single(seen, rank=1, note=""), ambiguous=seen.shares_direction)
+        return replace(recover_single(seen), ambiguous=seen.shares_direction)
     factors = factorise(seen.rows, examples)
     if factors is not None and factors.rank == 1:
         alone = recover_alone(seen, note_fewer(1, examples))

@@ -86,19 +86,19 @@ def _compare_directions(unit: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(near), torch.cat(close)
 
 
-def _compute_distances(some: Tensor, others: Tensor) -> Tensor:
+def _compute_distances(rows: Tensor, others: Tensor) -> Tensor:
     """Return the distances (K, M) of unit vectors (K, F) and (M, F), each up to sign: of the nearer of a vector and its negative.
 
     Distances from cosines lose digits where they are small, so that small ones are computed from differences.
     """
-    cosine = some.double() @ others.double().T
+    cosine = rows.double() @ others.double().T
     distance = (2 - 2 * cosine.abs()).clamp(min=0).sqrt()
     first, second = (distance < MAX_DIFFERENCE_DISTANCE).nonzero(as_tuple=True)
     for start in range(0, len(first), PAIRS_PER_CHUNK):
         a, b = first[start : start + PAIRS_PER_CHUNK], second[start : start + PAIRS_PER_CHUNK]
-        side = torch.sign(cosine[a, b])[:, None].to(some)
-        distance[a, b] = (some[a] - side * others[b]).norm(dim=1).double()
-    return distance.to(some)
+        side = torch.sign(cosine[a, b])[:, None].to(rows)
+        distance[a, b] = (rows[a] - side * others[b]).norm(dim=1).double()
+    return distance.to(rows)
 
 
 def _group_greedily(unit: Tensor, error: Tensor, near: Tensor, close: Tensor) -> Groups:
@@ -161,16 +161,16 @@ def estimate_rounding(rows: Tensor) -> Tensor:
     return (SUM_ROUNDING * rows.square().mean(dim=1).sqrt()).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
-def select_independent(directions: Tensor, *, least: float = 1e-4) -> list[int]:
+def select_independent(directions: Tensor, *, minimum: float = 1e-4) -> list[int]:
     """Return the indices, at most F, of those unit directions (K, F) that are independent of the selected ones before them.
 
-    A direction is selected if its distance to all linear combinations of those selected before exceeds `least`.
+    A direction is selected if its distance to all linear combinations of those selected before exceeds `minimum`.
     """
     found: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for i, direction in enumerate(directions):
         left = direction - basis.T @ (basis @ direction)
-        if float(left.norm()) > least:
+        if float(left.norm()) > minimum:
             left = left - basis.T @ (basis @ left)
             basis = torch.cat([basis, (left / left.norm())[None]])
             found.append(i)
@@ -245,8 +245,8 @@ def recover_groups(
     x, fits, stored = x[chosen], fits[chosen], stored[chosen]
     several = groups.confirmed[chosen] & fits & ~stored & (not gradient.uniform)
     lone = ~stored & ~several & fits & gradient.is_within_bounds(x) & ~(groups.crowded | mixed)[chosen]
-    most = min(rank or len(x), examples or len(x))
-    order = torch.cat([mask.nonzero()[:, 0] for mask in (stored, several, lone)])[:most]
+    maximum = min(rank or len(x), examples or len(x))
+    order = torch.cat([mask.nonzero()[:, 0] for mask in (stored, several, lone)])[:maximum]
     agreeing = groups.count[chosen].clamp(min=2).double()
     certainty = torch.where(several, 1 - 0.1 ** (agreeing - 1), SINGLE_NEURON_CERTAINTY).masked_fill(stored, 1.0)[order]
     total = rank or examples or "unknown"

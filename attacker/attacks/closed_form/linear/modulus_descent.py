@@ -79,9 +79,9 @@ class Solutions(NamedTuple):
         both = Solutions(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
         order = both.zeros.argsort(descending=True, stable=True)
         sure = order[both.zeros[order] > 0]
-        sure = sure[select_independent(both.q[sure], least=MIN_INDEPENDENT)]
+        sure = sure[select_independent(both.q[sure], minimum=MIN_INDEPENDENT)]
         order = torch.cat([sure, order[both.zeros[order] <= 0]])
-        kept = order[select_independent(both.q[order], least=MIN_APPROXIMATE)] if len(sure) < both.q.shape[1] else sure
+        kept = order[select_independent(both.q[order], minimum=MIN_APPROXIMATE)] if len(sure) < both.q.shape[1] else sure
         kept = torch.cat([sure, kept[~torch.isin(kept, sure)]])[: both.q.shape[1]]
         return Solutions(*(values[kept] for values in both))
 
@@ -221,8 +221,8 @@ class WhitenedProblem(NamedTuple):
         q = self._minimise(q, off.to(q.dtype))
         for scale in ZERO_SCALES:
             noise = (q @ self.back.T).norm(dim=1, keepdim=True) * self.noise
-            least = scale**2 + (4 * noise).square()
-            weight = scale**2 / ((q @ self.rows.T).square() + least)
+            minimum = scale**2 + (4 * noise).square()
+            weight = scale**2 / ((q @ self.rows.T).square() + minimum)
             q = self._minimise(q, weight * off if scale > MAX_FREE_SCALE else weight)
         return q
 
@@ -233,7 +233,7 @@ class WhitenedProblem(NamedTuple):
         """
         if not len(q):
             return q
-        gram = torch.stack([(self.rows * own[:, None]).T @ self.rows for own in weight])
+        gram = torch.stack([(self.rows * problem_weight[:, None]).T @ self.rows for problem_weight in weight])
         gram = gram + torch.eye(q.shape[1], dtype=q.dtype, device=q.device) * (INVERSE_SHIFT * len(self.rows))
         factor = torch.linalg.cholesky_ex(gram)[0]
         for _ in range(INVERSE_ITERATIONS):

@@ -166,7 +166,7 @@ def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor,
     agreement = (zero @ off + (1 - zero) @ (1 - off)) / len(rows)
     parts = torch.linalg.solve(start.T, pool.T).abs().T
     score = agreement * parts / parts.amax(dim=1, keepdim=True).clamp(min=1e-300)
-    directions, places = (torch.as_tensor(one) for one in linear_sum_assignment(-score.cpu().numpy()))
+    directions, places = (torch.as_tensor(indices) for indices in linear_sum_assignment(-score.cpu().numpy()))
     q, replaced = start.clone(), torch.zeros(len(start), dtype=torch.bool, device=start.device)
     for i in score[directions, places].argsort(descending=True).tolist():
         k, place = int(directions[i]), int(places[i])

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.cases import seed_generator
+from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
 from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
 from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
@@ -212,7 +213,7 @@ def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> Close
         unsure = SECOND_EXAMPLE
     elif not stored and misfit > MAX_AMBIGUOUS_MISFIT:
         inputs = (layer.scale * found.x.flatten() + layer.shift)[None]
-        other = observed.shows_other_losses and observed.measure_any_loss(i, found.x) <= MAX_AMBIGUOUS_MISFIT
+        other = can_measure_any_loss(observed) and measure_any_loss(observed, i, found.x) <= MAX_AMBIGUOUS_MISFIT
         ends = layer.shift, layer.scale + layer.shift
         unsure = "" if other and not _shares_neurons(observed, i, layer.parameters, inputs, ends) else MIXED_OR_MISSTATED
     settled = observed.estimate_noise(i) == 0 and float(found.certainty) >= 1 - MAX_SETTLED_RESIDUAL
@@ -231,7 +232,7 @@ def _is_misstated(observed: StackedObservations, i: int, layer: Layer, whole: La
     """
     if float(whole.misfit.max()) <= MAX_AMBIGUOUS_MISFIT:
         return False
-    narrow = observed.shows_other_losses and observed.data.num_classes == 2
+    narrow = can_measure_any_loss(observed) and observed.data.num_classes == 2
     if not narrow or float(whole.turned.max()) > MAX_AMBIGUOUS_MISFIT:
         return True
     low, high = observed.get_input_range()

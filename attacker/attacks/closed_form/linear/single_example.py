@@ -22,20 +22,20 @@ SINGLE_NEURON_CERTAINTY = 0.25
 """Certainty of an example that is computed from a single neuron."""
 
 
-def recover_single(gradient: LayerGradient, *, rank: int, note: str) -> LinearAnswer:
+def recover_single(gradient: LayerGradient, note: str = "") -> LinearAnswer:
     """Return the input of one example by `divide_rows`; if the gradient of the bias is zero, the answer has no example.
 
-    Without a bias, see `_fit_rank_one`. rank, note: copied to the answer.
+    Without a bias, see `_fit_rank_one`. note: copied to the answer.
     """
     scale = gradient.rows.abs().amax()
     rows = gradient.rows / scale
     if not gradient.biased:
-        return _fit_rank_one(gradient, rank=rank, note=note)
+        return _fit_rank_one(gradient, note)
     if not bool((rows[:, -1] != 0).any()):
-        return build_empty_answer(gradient.layer, ZERO_BIAS, rank=rank)
+        return build_empty_answer(gradient.layer, ZERO_BIAS, rank=1)
     x, certainty, remark = divide_rows(rows)
     d = scale * rows[None, :, -1]
-    return LinearAnswer(x=x[None], d=d, certainty=certainty[None], rank=rank, how="ratio", note=join_notes(note, remark))
+    return LinearAnswer(x=x[None], d=d, certainty=certainty[None], rank=1, how="ratio", note=join_notes(note, remark))
 
 
 def divide_rows(rows: Tensor) -> tuple[Tensor, Tensor, str]:
@@ -56,7 +56,7 @@ def divide_rows(rows: Tensor) -> tuple[Tensor, Tensor, str]:
     return x, (1 - lost / len(x)) * (1 - missed).clamp(0, 1), remark
 
 
-def _fit_rank_one(gradient: LayerGradient, *, rank: int, note: str) -> LinearAnswer:
+def _fit_rank_one(gradient: LayerGradient, note: str) -> LinearAnswer:
     """Return the unit vector x of the best rank-one fit of dL/dW, for a layer without a bias.
 
     If a ReLU follows, its sign is chosen so that x turns on the neurons with a gradient.
@@ -67,7 +67,7 @@ def _fit_rank_one(gradient: LayerGradient, *, rank: int, note: str) -> LinearAns
     side = 1.0 if float((gradient.weight @ x[0]) @ d[0].abs()) >= 0 else -1.0  # neurons with a gradient are on
     x, d = (side * x, side * d) if gradient.layer.activation.name == "relu" else (x, d)
     explained = value[:1].square() / value.square().sum()
-    return LinearAnswer(x=x, d=d, certainty=explained, rank=rank, how="ratio", note=join_notes(note, UNSCALED), scaled=False)
+    return LinearAnswer(x=x, d=d, certainty=explained, rank=1, how="ratio", note=join_notes(note, UNSCALED), scaled=False)
 
 
 def recover_alone(gradient: LayerGradient, note: str) -> LinearAnswer:
@@ -75,6 +75,6 @@ def recover_alone(gradient: LayerGradient, note: str) -> LinearAnswer:
 
     Fewer than `MIN_ALONE_NEURONS` neurons with a gradient are no evidence of a single example: one row always has rank one.
     """
-    found = recover_single(gradient, rank=1, note=note)
+    found = recover_single(gradient, note)
     few = int((gradient.rows.norm(dim=1) > 0).sum()) < MIN_ALONE_NEURONS
     return replace(found, certainty=found.certainty.clamp(max=SINGLE_NEURON_CERTAINTY)) if few else found

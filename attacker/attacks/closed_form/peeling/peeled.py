@@ -207,17 +207,17 @@ class _Peeler:
         of the pre-activations since `before`, the linearisation at an earlier x.
         """
         how, problem = self.how, self.problem
-        best, least = x.clone(), _measure_top_residual(problem, x)
+        best, minimum = x.clone(), _measure_top_residual(problem, x)
         misfit = _compute_misfit(problem, x)
-        stalled, active = torch.zeros_like(least), torch.arange(len(x), device=x.device)
+        stalled, active = torch.zeros_like(minimum), torch.arange(len(x), device=x.device)
         for _ in range(how.last):
             weighing = self._suppress_doubtful(before, problem.linearise(x))
             before = problem.linearise(x, weighing)
             x = x + self._find_direction(before, 0)
             top = _measure_top_residual(problem, x)
-            fallen, better = top < MAX_PROGRESS_RATIO * least[active], top < least[active]
+            fallen, better = top < MAX_PROGRESS_RATIO * minimum[active], top < minimum[active]
             stalled[active] = torch.where(fallen, 0, stalled[active] + 1)
-            best[active[better]], least[active[better]] = x[better], top[better]
+            best[active[better]], minimum[active[better]] = x[better], top[better]
             misfit[active[better]] = _compute_misfit(problem, x)[better]
             rows = (fallen | ((misfit[active] > how.rounding) & (stalled[active] < how.patience))).nonzero()[:, 0]
             if not len(rows):
@@ -236,9 +236,9 @@ class _Peeler:
             return _compute_root_mean_square(change - seen)  # the change has a root mean square of 1
 
         enough = _compute_freedom_threshold(problem)
-        most = 6 * self.how.thorough
+        maximum = 6 * self.how.thorough
         return measure_rest(
-            self._solve(curve, curve(change), most, until=lambda seen: bool((measure_rest(seen) <= enough).all()))
+            self._solve(curve, curve(change), maximum, until=lambda seen: bool((measure_rest(seen) <= enough).all()))
         )
 
 

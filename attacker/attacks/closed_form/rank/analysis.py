@@ -156,10 +156,10 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
         _count_linear(layer) if layer.kernel is None else count_equations(shape, mask, share)
         for layer, shape, mask, share in zip(chain.layers, footprints, live, shares, strict=True)
     ]
-    left = [one.unknowns - one.gradients for one in counts]
+    left = [count.unknowns - count.gradients for count in counts]
     found = compute_generic_ranks(chain, footprints, live, left, dead=dead, columns=prove) if prove else [None] * len(counts)
     virtual = count_virtual_constraints(chain)
-    ranks = [one.rank if better is None else min(one.rank, better) for one, better in zip(counts, found, strict=True)]
+    ranks = [count.rank if better is None else min(count.rank, better) for count, better in zip(counts, found, strict=True)]
     near = _count_locally_independent(chain, counts, ranks)
     layers = tuple(
         LayerRank(
@@ -253,24 +253,24 @@ def _count_locally_independent(chain: Chain, counts: Sequence[EquationCount], ra
     few equations.
     """
     near, behind, complete = [], 0, True
-    for layer, one, rank in zip(reversed(chain.layers), reversed(counts), reversed(ranks), strict=True):
+    for layer, count, rank in zip(reversed(chain.layers), reversed(counts), reversed(ranks), strict=True):
         if not complete:
-            passed = min(one.weights, behind)
-            both = max(_count_shared(layer, one), one.shared - (one.weights - passed))
-            rank = min(rank, one.gradients + max(0, passed - both))
+            passed = min(count.weights, behind)
+            both = max(_count_shared(layer, count), count.shared - (count.weights - passed))
+            rank = min(rank, count.gradients + max(0, passed - both))
         near.append(rank)
-        behind, complete = rank, complete and rank >= one.unknowns
+        behind, complete = rank, complete and rank >= count.unknowns
     return near[::-1]
 
 
-def _count_shared(layer: Layer, one: EquationCount) -> int:
-    """Return how many of the relations `one.shared` between weight and gradient constraints hold even if z is not known.
+def _count_shared(layer: Layer, count: EquationCount) -> int:
+    """Return how many of the relations `count.shared` between weight and gradient constraints hold even if z is not known.
 
     They hold where the next layer's gradient determines the product <k_a, z_b> of the output channels a and b, with k_a =
     dL/dz_a. It determines all products if the layer has no activation, those with a = b if the activation is linear on both sides
     of 0, and none otherwise.
-    one: the counted equations of the layer.
+    count: the counted equations of the layer.
     """
     if layer.activation is IDENTITY:
-        return one.shared
-    return 0 if layer.activation.smooth else min(one.shared, layer.shape[0])
+        return count.shared
+    return 0 if layer.activation.smooth else min(count.shared, layer.shape[0])

@@ -113,10 +113,10 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: 
     channel has more than MAX_POOLED_VALUES values.
     """
     matrix, sides = None, shape
-    for one in maps:
-        after = tuple(one(torch.empty(1, *sides, device="meta")).shape[1:])
-        if not is_reshape(one, sides):
-            matrix = _compute_pooling_matrix(one, sides, place) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
+    for layer_map in maps:
+        after = tuple(layer_map(torch.empty(1, *sides, device="meta")).shape[1:])
+        if not _is_reshape(layer_map, sides):
+            matrix = _compute_pooling_matrix(layer_map, sides, place) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
         elif len(after) == 3 and after != sides and len(maps) > 1:
             raise NotAChain(
                 f"{place}, images are pooled and also reshaped from {sides} to {after}, and closed forms support only one of the "
@@ -126,16 +126,16 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: 
     return matrix
 
 
-def is_reshape(one: Linear, shape: tuple[int, ...]) -> bool:
+def _is_reshape(linear: Linear, shape: tuple[int, ...]) -> bool:
     """Return whether a linear map of inputs (N, *shape) only reshapes them, keeping values and their order."""
     values = torch.arange(prod(shape), dtype=torch.float64).reshape(1, *shape)
-    return torch.equal(one(values).flatten(), values.flatten())
+    return torch.equal(linear(values).flatten(), values.flatten())
 
 
-def _compute_pooling_matrix(one: Linear, sides: tuple[int, ...], place: str) -> Tensor:
+def _compute_pooling_matrix(linear: Linear, sides: tuple[int, ...], place: str) -> Tensor:
     if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
         raise NotAChain(
             f"the pooling {place} takes inputs of shape {sides}, and closed forms support only pooling of images (C, H, W) of at "
             f"most {MAX_POOLED_VALUES} pixels"
         )
-    return (one(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()
+    return (linear(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

@@ -106,11 +106,11 @@ def solve_logistic(s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low = torch.where(inside > 0, -2 * inside, torch.zeros_like(s))
     high = torch.where(inside > 0, -inside, torch.full_like(s, LOSS_EQUATION_MINIMISER))
     lower = _bisect(lambda mu: -mu / (1 + mu.exp()) - inside, low, high)
-    most = 2 * (-inside).clamp(min=1e-300, max=1).log().neg() + 2
+    maximum = 2 * (-inside).clamp(min=1e-300, max=1).log().neg() + 2
     upper = _bisect(
         lambda mu: mu / (1 + mu.exp()) + inside,
         torch.full_like(s, LOSS_EQUATION_MINIMISER),
-        most.clamp(min=LOSS_EQUATION_MINIMISER),
+        maximum.clamp(min=LOSS_EQUATION_MINIMISER),
     )
     return lower, upper, (inside < 0) & ~clamped, clamped
 
@@ -207,8 +207,8 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     grid = _add_extrema(torch.cat([exponents, 1 - exponents[:-1].flip(0)]).expand(len(u), -1), compute_excess)
     value = compute_excess(grid)
     crossing = (value[:, :-1] > 0) != (value[:, 1:] > 0)
-    most = max(1, int(crossing.sum(dim=1).max()))
-    order = crossing.to(torch.int8).topk(most, dim=1).indices
+    maximum = max(1, int(crossing.sum(dim=1).max()))
+    order = crossing.to(torch.int8).topk(maximum, dim=1).indices
     found = crossing.gather(1, order)
     low, high = grid.gather(1, order), grid.gather(1, order + 1)
     falling = torch.where(value.gather(1, order) > 0, 1.0, -1.0)
@@ -217,7 +217,7 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     none = ~found.any(dim=1)
     q = torch.where(none[:, None], nearest, q)
     heads = []
-    for i in range(most):
+    for i in range(maximum):
         c = (q[:, i] / share)[:, None]
         features, k = v / c, u * c
         valid = found[:, i] | none if i == 0 else found[:, i]

@@ -79,7 +79,7 @@ def choose_solutions(observed: StackedObservations, chain: Chain, walk: WalkSett
         )
     alone = len(chain.layers) == 1
     judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
-    scores = torch.stack([_score_solution(p, i, read_known_labels(observed)) for i, p in enumerate(judged)])
+    scores = torch.stack([_score_solution(p, i, _read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
         scores = scores + torch.stack([measure_outside(observed.restore_examples(p.f)) for p in points])
     fits = scores <= 10 * scores.amin(dim=0) + 1e-5  # of solutions that fit equally well, prefer the likelier one
@@ -139,11 +139,11 @@ def _choose_twins(solutions: LastLayerSolutions, x: Tensor, other: Tensor, route
     for i in range(len(x)):
         kept, left = (other, x) if bool(swap[i]) else (x, other)
         twin = left[i : i + 1] if bool(solutions.twins[i]) else None
-        words = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
+        notes = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
         y = solutions.first.head.y[i : i + 1]
         if bool(swap[i]) and solutions.second is not None:
             y = solutions.second.head.y[i : i + 1]
-        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, words, solutions.doubts[i], twin=twin))
+        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, notes, solutions.doubts[i], twin=twin))
     return found
 
 
@@ -157,22 +157,22 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
     several = has_rank_above_one(gradient[chain.layers[-1].weight])
     found = []
     for many, clamped, misfit in zip(several.tolist(), head.clamped.tolist(), head.misfit.tolist(), strict=True):
-        words = []
+        notes = []
         if many:
-            words.append("the last layer's gradient has rank two or more: it is of more than one example, or contains noise")
+            notes.append("the last layer's gradient has rank two or more: it is of more than one example, or contains noise")
         if clamped:
-            words.append("no single example has exactly the last layer's gradient, so the nearest possible one was used")
+            notes.append("no single example has exactly the last layer's gradient, so the nearest possible one was used")
         if misfit > MISFIT_TO_NOTE:
             off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its norm"
-            words.append(
+            notes.append(
                 f"the last layer's gradient does not fit the loss, it is off by {off}:  "
                 "model or loss may be wrong, or there are more examples, or a defense changed it"
             )
-        found.append(tuple(words))
+        found.append(tuple(notes))
     return tuple(found)
 
 
-def read_known_labels(observed: StackedObservations) -> Tensor | None:
+def _read_known_labels(observed: StackedObservations) -> Tensor | None:
     """Return the true labels (N,), which no server knows, that the user gave; None unless each case has exactly one."""
     known = [case.known_labels for case in observed.cases]
     single = [t for t in known if t is not None and len(t) == 1]
@@ -199,8 +199,8 @@ def _choose_points(points: Sequence[Point], which: Tensor) -> Point:
     for i, point in enumerate(points[1:], start=1):
         here = which == i
         f, gradient = (
-            torch.where(here.reshape(-1, *[1] * (own.ndim - 1)), own, other)
-            for own, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
+            torch.where(here.reshape(-1, *[1] * (value.ndim - 1)), value, other)
+            for value, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
         )
         chosen = replace(chosen, f=f, gradient=gradient, head=point.head.where(here, chosen.head))
     return chosen

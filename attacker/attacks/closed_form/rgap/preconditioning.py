@@ -44,11 +44,11 @@ def build_preconditioner(system: LayerSystem) -> Inverse | None:
     if layer.kernel is None or not are_reshapes(layer.before) or system.scale is None:
         return None
     classes = find_pixel_classes(layer)
-    if max(len(one.places) for one in classes) > MAX_CLASS_PLACES:
+    if max(len(pixel_class.places) for pixel_class in classes) > MAX_CLASS_PLACES:
         return _invert_diagonal(system)
-    if sum(min(layer.shape[0] * len(one.taps), len(one.places)) for one in classes) < MIN_EQUATION_SHARE * prod(
-        layer.product_inputs[1:]
-    ):
+    if sum(
+        min(layer.shape[0] * len(pixel_class.taps), len(pixel_class.places)) for pixel_class in classes
+    ) < MIN_EQUATION_SHARE * prod(layer.product_inputs[1:]):
         return _invert_diagonal(system)
     if _needs_whole(layer, classes):
         return _Whole(system, classes)
@@ -63,15 +63,15 @@ def estimate_bytes(layer: Layer) -> int:
     if layer.kernel is None or not are_reshapes(layer.before):
         return 8 * working
     classes = find_pixel_classes(layer)
-    most = max(len(one.places) for one in classes)
-    if most > MAX_CLASS_PLACES:
+    maximum = max(len(pixel_class.places) for pixel_class in classes)
+    if maximum > MAX_CLASS_PLACES:
         return 8 * working
     whole = 3 * prod(layer.product_outputs) ** 2 if _needs_whole(layer, classes) else 0
-    return 8 * (working + 2 * len(classes) * most**2 + whole)
+    return 8 * (working + 2 * len(classes) * maximum**2 + whole)
 
 
 def _needs_whole(layer: Layer, classes: list["PixelClass"]) -> bool:
-    few = any(layer.shape[0] * len(one.taps) < MIN_SURPLUS * len(one.places) for one in classes)
+    few = any(layer.shape[0] * len(pixel_class.taps) < MIN_SURPLUS * len(pixel_class.places) for pixel_class in classes)
     return few and are_reshapes(layer.after) and prod(layer.product_outputs) <= MAX_WHOLE_OUTPUTS
 
 
@@ -104,8 +104,8 @@ def find_pixel_classes(layer: Layer) -> list[PixelClass]:
     rests = [torch.arange(side) % stride for side, stride in zip(layer.product_inputs[1:], layer.stride, strict=True)]
     group = (rests[0][:, None] * layer.stride[1] + rests[1]).flatten()
     found = []
-    for one in range(prod(layer.stride)):
-        places = torch.nonzero(group == one)[:, 0]
+    for offset in range(prod(layer.stride)):
+        places = torch.nonzero(group == offset)[:, 0]
         if not len(places):
             continue
         taps = torch.nonzero((meets[:, places] < outputs).any(dim=1))[:, 0]
@@ -133,19 +133,19 @@ class _Blocks:
 
     def __init__(self, system: LayerSystem, classes: list[PixelClass], diagonal: Tensor) -> None:
         """Compute the inverses of all blocks. diagonal: (N, pixels of a channel), added to K^T K of every channel."""
-        count, most = len(system.k), max(len(one.places) for one in classes)
-        self.inverse = system.k.new_zeros(count, len(classes), most, most)
-        self.take = torch.zeros(len(classes), most, dtype=torch.long)
+        count, maximum = len(system.k), max(len(pixel_class.places) for pixel_class in classes)
+        self.inverse = system.k.new_zeros(count, len(classes), maximum, maximum)
+        self.take = torch.zeros(len(classes), maximum, dtype=torch.long)
         self.give = torch.zeros(diagonal.shape[1], dtype=torch.long)
-        for i, one in enumerate(classes):
-            size = len(one.places)
-            product = _build_rows(system, one)
+        for i, pixel_class in enumerate(classes):
+            size = len(pixel_class.places)
+            product = _build_rows(system, pixel_class)
             normal = product.mT @ product + torch.diag_embed(
-                _clamp_diagonal(diagonal[:, one.places.to(diagonal.device)], product)
+                _clamp_diagonal(diagonal[:, pixel_class.places.to(diagonal.device)], product)
             )
             self.inverse[:, i, :size, :size] = torch.cholesky_inverse(torch.linalg.cholesky_ex(normal)[0])
-            self.take[i, :size] = one.places
-            self.give[one.places] = i * most + torch.arange(size)
+            self.take[i, :size] = pixel_class.places
+            self.give[pixel_class.places] = i * maximum + torch.arange(size)
         self.take, self.give = self.take.to(system.k.device), self.give.to(system.k.device)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -186,15 +186,15 @@ class _Whole:
         weight = self.weight.reshape(len(self.weight), filters, channels, -1)
         count, places = len(self.scale), self.scale.shape[2]
         total = self.scale.new_zeros(count, filters * filters, places * places)
-        for i, one in enumerate(classes):
-            size, taps = len(one.places), len(one.taps)
+        for i, pixel_class in enumerate(classes):
+            size, taps = len(pixel_class.places), len(pixel_class.taps)
             if not taps:
                 continue
-            sees = torch.full((taps, places + 1), size).scatter_(1, one.meets, torch.arange(size).expand(taps, -1))
+            sees = torch.full((taps, places + 1), size).scatter_(1, pixel_class.meets, torch.arange(size).expand(taps, -1))
             at = sees[:, :places].flatten().to(total.device)
             inverse = functional.pad(self.blocks.inverse[:, i, :size, :size], (0, 1, 0, 1))
             pairs = inverse[:, at][:, :, at].reshape(count, taps, places, taps, places).transpose(2, 3)
-            own = weight[..., one.taps.to(weight.device)]
+            own = weight[..., pixel_class.taps.to(weight.device)]
             products = torch.einsum("nocx,npcy->nopxy", own, own)
             total += products.reshape(len(weight), filters * filters, -1) @ pairs.reshape(count, taps * taps, -1)
         return total.reshape(count, filters, filters, places, places).transpose(2, 3).reshape(count, filters * places, -1)
@@ -235,14 +235,14 @@ def _compute_gradient_scale(system: LayerSystem) -> Tensor:
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
-def _build_rows(system: LayerSystem, one: PixelClass) -> Tensor:
+def _build_rows(system: LayerSystem, pixel_class: PixelClass) -> Tensor:
     """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P).
 
     A and P are the numbers of taps and of pixels of the class.
     """
     padded = functional.pad(system.k, (0, 1))
-    rows = padded[..., one.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *one.meets.shape)
-    return (rows * _compute_gradient_scale(system)[..., one.taps.to(padded.device), None]).flatten(1, 2)
+    rows = padded[..., pixel_class.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *pixel_class.meets.shape)
+    return (rows * _compute_gradient_scale(system)[..., pixel_class.taps.to(padded.device), None]).flatten(1, 2)
 
 
 def _compute_mean_square(system: LayerSystem) -> Tensor:
@@ -261,5 +261,5 @@ def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     like: (N, ...) values that set the scale: the matrix K if the diagonal is added to K^T K, otherwise the diagonal of K^T K.
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
-    least = 1e-12 * torch.where(mean > 0, mean, 1)
-    return diagonal.clamp(min=0) + least.reshape(-1, *[1] * (diagonal.ndim - 1))
+    minimum = 1e-12 * torch.where(mean > 0, mean, 1)
+    return diagonal.clamp(min=0) + minimum.reshape(-1, *[1] * (diagonal.ndim - 1))

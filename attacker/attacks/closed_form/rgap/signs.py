@@ -48,9 +48,9 @@ def find_doubtful_signs(
     length = jump.square() * (scale.gradients.square() @ columns.square())
     explained = torch.where((along > 0) & (length > 0), along.square() / length, 0).reshape(f.shape)
     explained = torch.where(near, explained, 0)
-    most = explained.flatten(1).amax(dim=1)
-    telling = (most > MIN_EXPLAINED * left.squared_norm()) & (most > 0)
-    return (explained == broadcast_like(most, f)) & broadcast_like(telling, f)
+    maximum = explained.flatten(1).amax(dim=1)
+    telling = (maximum > MIN_EXPLAINED * left.squared_norm()) & (maximum > 0)
+    return (explained == broadcast_like(maximum, f)) & broadcast_like(telling, f)
 
 
 def compute_root_mean_square(f: Tensor) -> Tensor:

@@ -135,8 +135,8 @@ def fold(layer: Layer, columns: Tensor) -> Tensor:
 
 
 def apply_maps(maps: Sequence[Linear], x: Tensor) -> Tensor:
-    for one in maps:
-        x = one(x)
+    for layer_map in maps:
+        x = layer_map(x)
     return x
 
 

@@ -37,7 +37,7 @@ class WalkSettings:
     """The settings of R-GAP, which solves for the input of each layer, from the last to the first.
 
     The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
-    scaled:    whether to divide each equation by its expected error (`estimate_errors`), and to use a preconditioner where there
+    scaled:    whether to divide each equation by its expected error (`_estimate_errors`), and to use a preconditioner where there
                is one. False solves unscaled equations; linear layers without pooling are then solved by the paper's equation 3.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
     precision: data type to which the values passed from layer to layer are rounded.
@@ -154,7 +154,7 @@ def build_equations(
     known = act.known(f) * find_used_values(chain)[point.at + 1].to(f.device)
     sides = gradient[layer.weight].reshape(len(z), layer.shape[0], -1)
     if walk.scaled:
-        errors = estimate_errors(system, f * known, point.gradient.reshape(f.shape), sides)
+        errors = _estimate_errors(system, f * known, point.gradient.reshape(f.shape), sides)
         system.scale = EquationValues(known * invert_lengths(errors.weights), invert_lengths(errors.gradients))
     else:
         system.scale = EquationValues(known, torch.ones_like(sides))
@@ -162,7 +162,7 @@ def build_equations(
     return system, EquationValues(z - offset, sides)
 
 
-def estimate_errors(system: LayerSystem, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
+def _estimate_errors(system: LayerSystem, f: Tensor, gradient: Tensor, sides: Tensor) -> EquationValues:
     """Return the expected error of each equation of a layer, in units of the relative error of f.
 
     The relative error of f is the absolute error of its entries, assumed to be equal for all entries of a problem, divided by
@@ -258,7 +258,7 @@ def _solve_system(
         _solve_part(system.select(rows), target.select(rows), unknowns, walk, None if start is None else start[rows])
         for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
     ]
-    return torch.cat([one.x for one in found]), torch.cat([one.residual for one in found])
+    return torch.cat([solution.x for solution in found]), torch.cat([solution.residual for solution in found])
 
 
 def _solve_part(

@@ -99,13 +99,13 @@ class LossTerms:
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
         logits = predict(view.model, view.data, view.training.loss, weights, x, buffers)
-        made, aim = models.predict_probabilities(logits), _one_hot(y, view.data.num_classes)
+        made, aim = models.predict_probabilities(logits), _encode_one_hot(y, view.data.num_classes)
         if "logits" in problem:
             made, aim = logits, problem["logits"]
         return (made - aim).square().sum()
 
 
-def _one_hot(y: Tensor, num_classes: int) -> Tensor:
+def _encode_one_hot(y: Tensor, num_classes: int) -> Tensor:
     if y.ndim == 2:
         return y
     return (y[:, None] == torch.arange(num_classes, device=y.device)).float()  # one_hot reads values, which vmap does not allow

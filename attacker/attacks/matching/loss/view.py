@@ -147,7 +147,10 @@ class View(ObservedGradients):
         """Add the statistics of batch norm that the clients returned to `rows`, if all clients returned statistics."""
         stated = [read_statistics(observation, self.model) for observation in observations]
         if all(stated):
-            names = {name: {moment: [one[name][moment] for one in stated] for moment in stated[0][name]} for name in stated[0]}
+            names = {
+                name: {moment: [statistics[name][moment] for statistics in stated] for moment in stated[0][name]}
+                for name in stated[0]
+            }
             self.rows["statistics"] = {
                 name: {moment: torch.stack(values).to(self.device) for moment, values in moments.items()}
                 for name, moments in names.items()

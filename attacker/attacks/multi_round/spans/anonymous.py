@@ -43,5 +43,5 @@ def group_rounds(shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
         for k in members[other]:
             group[k] = one
         members[one] += members.pop(other)
-    found = [sorted(own, key=lambda i: rounds[i]) for own in members.values()]
-    return sorted(found, key=lambda own: (-len(own), own))
+    found = [sorted(updates, key=lambda i: rounds[i]) for updates in members.values()]
+    return sorted(found, key=lambda updates: (-len(updates), updates))

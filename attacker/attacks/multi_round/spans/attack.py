@@ -112,7 +112,7 @@ class Spans:
         notes = (*_describe(spaces, shared, isolated, exact), *component_notes)
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
-            groups = group_updates(spaces, shared, [one.round for one in case.observations])
+            groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
             notes = (*notes, _describe_groups(groups))
         if not len(found.vectors):
             raise ValueError(
@@ -130,7 +130,7 @@ class Spans:
             rng=rng,
             route="spans",
             confidence=judge_certainty(found),
-            slots=list_found_slots(case, found.holders, groups),
+            slots=_list_found_slots(case, found.holders, groups),
             seconds=perf_counter() - started,
             evidence={
                 "clearance": tuple(found.clearance.clamp(max=1e9).tolist()),
@@ -200,7 +200,7 @@ def judge_certainty(found: RecoveredExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
+def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
     """Return slots (positions in batches) for examples in the observations that contain them, as far as positions suffice.
 
     Which free position an example gets within an observation is arbitrary. holders: indices of the observations of each example.
@@ -208,12 +208,19 @@ def list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Seque
     """
     names = {t: f"group-{number}" for number, group in enumerate(groups, start=1) for t in group}
     places = [
-        iter(list_slots(one.round, names.get(t, one.client), find_schedule(one)[0], one.num_examples or None))
-        for t, one in enumerate(case.observations)
+        iter(
+            list_slots(
+                observation.round,
+                names.get(t, observation.client),
+                find_schedule(observation)[0],
+                observation.num_examples or None,
+            )
+        )
+        for t, observation in enumerate(case.observations)
     ]
     slots = []
-    for example, own in enumerate(holders):
-        for t in own:
+    for example, rounds_held in enumerate(holders):
+        for t in rounds_held:
             if (slot := next(places[t], None)) is not None:
                 slots.append(replace(slot, example=example))
     return tuple(slots)
@@ -226,7 +233,7 @@ def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[i
     """
     number = {t: n for n, group in enumerate(groups, start=1) for t in group}
     own = [{number[t] for t in held} for held in holders]
-    return tuple(float(next(iter(one))) if len(one) == 1 else 0.0 for one in own)
+    return tuple(float(next(iter(groups))) if len(groups) == 1 else 0.0 for groups in own)
 
 
 def _describe_groups(groups: Sequence[Sequence[int]]) -> str:
@@ -244,8 +251,8 @@ def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: 
     ranks = [space.rank for space in spaces]
     overlaps = Counter(shared[i, j].item() for i, j in torch.combinations(torch.arange(len(spaces))).tolist())
     overlap = ", ".join(f"{pairs} pairs of rounds share {count} examples" for count, pairs in sorted(overlaps.items()) if count)
-    words = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", overlap or "no two rounds share an example"]
+    notes = [f"{len(ranks)} row spaces of rank {min(ranks)} to {max(ranks)}", overlap or "no two rounds share an example"]
     if full := sum(space.saturated for space in spaces):
-        words.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
-    words.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")
-    return (*words, f"{found - isolated} more were recovered from the zeros of ReLU") if found > isolated else tuple(words)
+        notes.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
+    notes.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")
+    return (*notes, f"{found - isolated} more were recovered from the zeros of ReLU") if found > isolated else tuple(notes)

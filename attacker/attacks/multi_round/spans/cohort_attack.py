@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
@@ -100,7 +100,10 @@ class CohortSpans:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
         data = layer.specify_input(first.data)
-        bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations), links=case.links)
+        bounded = Case(
+            tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations),
+            links=case.links,
+        )
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
@@ -135,7 +138,7 @@ class CohortSpans:
             seconds=perf_counter() - started,
             evidence={
                 "error": tuple(found.error.tolist()),
-                "rounds": tuple(float(len(own)) for own in found.holders),
+                "rounds": tuple(float(len(places)) for places in found.holders),
                 "group": tuple(map(float, numbers)),
             },
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
@@ -226,11 +229,11 @@ def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequ
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    common = [find_common(own, [one.cohort for one in case.observations]) for own in found.holders]
+    common = [find_common(places, [observation.cohort for observation in case.observations]) for places in found.holders]
     sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
     known = RecoveredExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
-    sent = [join_parameters(one.weights, layer) for one in case.observations]
-    groups = group_by_client(known, spaces, sent, [max(1, len(one.cohort)) for one in case.observations])
+    sent = [join_parameters(observation.weights, layer) for observation in case.observations]
+    groups = group_by_client(known, spaces, sent, [max(1, len(observation.cohort)) for observation in case.observations])
     named = [[sure[i] for i in group] for group in groups]
     return [group for group in named if set.intersection(*(common[i] for i in group))]
 
@@ -242,7 +245,7 @@ def _name_owners(
 
     An example without an owner gets the owner of its group. groups: from `_group`.
     """
-    owners, numbers = [name_owner(own, cohorts) for own in found.holders], [0] * len(found.holders)
+    owners, numbers = [name_owner(places, cohorts) for places in found.holders], [0] * len(found.holders)
     for number, group in enumerate(groups, start=1):
         owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
         for i in group:
@@ -253,8 +256,8 @@ def _name_owners(
 def _list_slots(case: Case, holders: Sequence[Sequence[int]], owners: Sequence[str]) -> tuple[Slot, ...]:
     places = [0] * len(case.observations)
     slots = []
-    for example, own in enumerate(holders):
-        for t in own:
+    for example, rounds_held in enumerate(holders):
+        for t in rounds_held:
             slots.append(Slot(case.observations[t].round, owners[example] or UNKNOWN_OWNER, 1, places[t], example))
             places[t] += 1
     return tuple(slots)
@@ -266,23 +269,12 @@ def _describe(
     """Return notes on the ranks of the sums, and on the number and names of the clients that were isolated."""
     ranks = [space.rank for space in spaces]
     everyone = {name for cohort in cohorts for name in cohort}
-    words = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
+    notes = [f"{len(ranks)} sums of rank {min(ranks)} to {max(ranks)}"]
     if full := sum(space.saturated for space in spaces):
-        words.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
+        notes.append(f"{full} sums have full rank: the layer is too narrow for their examples, so that they cannot be split")
     if len({tuple(sorted(cohort)) for cohort in cohorts}) == 1:
-        words.append("the cohort never changes, so that no client can be isolated")
-    places = ", ".join(f"{name} after round {one.round} ({len(one.y)} examples)" for name, one in sorted(clients.items()))
-    return (*words, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")
-
-
-def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
-    """Return a dict from the name of each client whose examples' span can be isolated to vectors (dimensions, F) that span it.
-
-    The span is of the vectors [x, 1], of length F, of the client's examples x. The entries of the returned vectors have noise of
-    standard deviation 1. Clients whose span cannot be isolated are left out, see `isolate_clients`.
-    """
-    layer = require_input_layer(case.observations[0])
-    bounded = Case(tuple(replace(one, num_examples=count_most_examples(one)) for one in case.observations))
-    spaces, cohorts = compute_spaces(bounded, layer, rng), [one.cohort for one in case.observations]
-    found = isolate_clients(spaces, cohorts, [one.round for one in case.observations])
-    return {name: one.y for name, one in found.items()}
+        notes.append("the cohort never changes, so that no client can be isolated")
+    places = ", ".join(
+        f"{name} after round {answer.round} ({len(answer.y)} examples)" for name, answer in sorted(clients.items())
+    )
+    return (*notes, f"{len(clients)} of {len(everyone)} clients are isolated{': ' if places else ''}{places}")

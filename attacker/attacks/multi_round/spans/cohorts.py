@@ -101,8 +101,8 @@ def split_sums(
             parts.setdefault(name, []).append((rows, space.noise * float(factor.max())))
             sums.setdefault(name, []).append(t)
     found = {}
-    for name, own in parts.items():
-        rows, noise = (torch.cat(each) for each in zip(*own, strict=True))
+    for name, part in parts.items():
+        rows, noise = (torch.cat(each) for each in zip(*part, strict=True))
         found[name] = ClientPart(RowSpace(clients[name].y, rows, noise, 0.0, saturated=False), tuple(sums[name]))
     return found
 

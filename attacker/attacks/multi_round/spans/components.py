@@ -104,7 +104,7 @@ def add_components(
     Of an image in several spans of one size, the estimate is the median.
     """
     groups: list[_Copies] = []
-    for span in sorted(mixed, key=lambda one: len(one.basis)):
+    for span in sorted(mixed, key=lambda span: len(span.basis)):
         rank = len(span.basis)
         known = _select_known(found, span.holders)
         smaller = [group for group in groups if group.rank < rank and set(span.holders) <= group.holders]
@@ -118,8 +118,8 @@ def add_components(
         _add_copies(groups, estimated, span, data)
     nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
     first = torch.stack([group.vectors[0] for group in groups]) if groups else nothing
-    least = torch.where(find_known(found), MIN_CORRELATION, MIN_SAME_CORRELATION)
-    new = (correlate(first, found.vectors, data) < least).all(dim=1).tolist()
+    minimum = torch.where(find_known(found), MIN_CORRELATION, MIN_SAME_CORRELATION)
+    new = (correlate(first, found.vectors, data) < minimum).all(dim=1).tolist()
     chosen = [group for group, is_new in zip(groups, new, strict=True) if is_new]
     vectors = torch.stack([torch.stack(group.vectors).quantile(0.5, dim=0) for group in chosen]) if chosen else nothing
     return found, EstimatedImages(vectors, tuple(tuple(sorted(group.holders)) for group in chosen))
@@ -165,19 +165,19 @@ def separate_images(span: MixedImages, known: Tensor, data: DataSpec, rng: Gener
     return exact, torch.cat([x, x.new_ones(len(x), 1)], dim=1)
 
 
-def correlate(some: Tensor, others: Tensor, data: DataSpec) -> Tensor:
+def correlate(images: Tensor, others: Tensor, data: DataSpec) -> Tensor:
     """Return the magnitudes (N, M) of the correlations between pixel differences of images, given as vectors (N, F), (M, F)."""
-    if not len(some) or not len(others):
-        return some.new_zeros(len(some), len(others))
-    unit = functional.normalize(torch.cat([some, others]), dim=1)
+    if not len(images) or not len(others):
+        return images.new_zeros(len(images), len(others))
+    unit = functional.normalize(torch.cat([images, others]), dim=1)
     made = functional.normalize(differentiate_images(unit[:, :-1], data), dim=1)
-    found: Tensor = (made[: len(some)] @ made[len(some) :].T).abs()
+    found: Tensor = (made[: len(images)] @ made[len(images) :].T).abs()
     return found
 
 
-def _match(some: Tensor, others: Tensor, data: DataSpec) -> list[tuple[int, int]]:
+def _match(images: Tensor, others: Tensor, data: DataSpec) -> list[tuple[int, int]]:
     """Return pairs of indices of vectors of the same image, each index at most once, with the largest sum of correlations."""
-    correlation = correlate(some, others, data)
+    correlation = correlate(images, others, data)
     pairs = zip(*(index.tolist() for index in linear_sum_assignment(-correlation.numpy())), strict=True)
     return [(i, j) for i, j in pairs if correlation[i, j] >= MIN_CORRELATION]
 
@@ -235,7 +235,7 @@ def _add_copies(groups: list[_Copies], vectors: Tensor, span: MixedImages, data:
 def _select_known(found: RecoveredExamples, holders: Sequence[int]) -> Tensor:
     """Return the vectors (k, F) of known examples (`find_known`) that all updates `holders` contain."""
     known = find_known(found).tolist()
-    return found.vectors[[i for i, own in enumerate(found.holders) if known[i] and set(holders) <= set(own)]]
+    return found.vectors[[i for i, places in enumerate(found.holders) if known[i] and set(holders) <= set(places)]]
 
 
 def describe_estimates(estimates: EstimatedImages) -> str:

@@ -27,7 +27,7 @@ def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> A
     labels, mixed = (torch.zeros(len(found.vectors), dtype=kind) for kind in (torch.long, torch.bool))
     if chain is None or chain.layers[0].weight != layer.weight:
         return AssignedLabels(_predict(case.observations[-1], layer, found), mixed)
-    holders = [own[0] if own else 0 for own in found.holders]
+    holders = [places[0] if places else 0 for places in found.holders]
     for t in sorted(set(holders)):
         observation, own = case.observations[t], [i for i, holders_of in enumerate(found.holders) if t in holders_of]
         own = own or [i for i, holder in enumerate(holders) if holder == t]

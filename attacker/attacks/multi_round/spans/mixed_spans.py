@@ -38,17 +38,17 @@ def list_mixed_batches(
     for i, holders in enumerate(found.holders):
         held[list(holders), i] = int(known[i])
     missing = shared - held @ held.T
+    wanted = [t for t, space in enumerate(spaces) if missing[t, t] > 0 and is_whole(space)]
     mixed = []
-    for t, space in enumerate(spaces):
-        if missing[t, t] <= 0 or not is_whole(space):
-            continue
-        if is_separable(space.rank, data):
-            mixed.append(mix_images(stack_spaces([space]), (t,), forwards[t]() if t in forwards else None))
+    for t in wanted:
+        if is_separable(spaces[t].rank, data):
+            mixed.append(mix_images(stack_spaces([spaces[t]]), (t,), forwards[t]() if t in forwards else None))
         for other in ((shared[t] > 1) & (missing[t] > 0)).nonzero()[:, 0].tolist():
-            if other > t and is_whole(spaces[other]) and is_separable(int(shared[t, other]), data):
-                common = intersect(space.y, spaces[other].y).y
-                if len(common):
-                    mixed.append(mix_images(_make_span(common), (t, other), None))
+            if other <= t or not is_whole(spaces[other]) or not is_separable(int(shared[t, other]), data):
+                continue
+            common = intersect(spaces[t].y, spaces[other].y).y
+            if len(common):
+                mixed.append(mix_images(_make_span(common), (t, other), None))
     return mixed
 
 
@@ -75,7 +75,7 @@ def list_mixed_sums(
         return torch.cat([join_parameters(seen[t].weights, layer) for t in sums]) if relu and sums else None
 
     for name, client in clients.items():
-        own = [t for t, one in enumerate(seen) if name in one.cohort and not spaces[t].saturated]
+        own = [t for t, observation in enumerate(seen) if name in observation.cohort and not spaces[t].saturated]
         if not is_separable(len(client.y), data) or not all(is_whole(spaces[t]) for t in own):
             continue
         if name in parts:
@@ -84,7 +84,7 @@ def list_mixed_sums(
             mixed.append(mix_images(factors, own, join_sent(parts[name].sums)))
         else:
             mixed.append(mix_images(_make_span(client.y), own, None))
-    for group in _group_equal_sums(spaces, [one.cohort for one in seen], data):
+    for group in _group_equal_sums(spaces, [observation.cohort for observation in seen], data):
         mixed.append(mix_images(stack_spaces([spaces[t] for t in group]), group, join_sent(group)))
     return mixed
 

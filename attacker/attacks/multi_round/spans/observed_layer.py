@@ -71,7 +71,7 @@ def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Te
     def make(observation: Observation) -> Callable[[], Tensor]:
         return lambda: join_parameters(observation.weights, layer)
 
-    return {t: make(one) for t, one in enumerate(case.observations) if find_schedule(one)[1] == 1}
+    return {t: make(observation) for t, observation in enumerate(case.observations) if find_schedule(observation)[1] == 1}
 
 
 def precedes_relu(observation: Observation, layer: InputLayer) -> bool:

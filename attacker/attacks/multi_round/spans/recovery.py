@@ -96,13 +96,14 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
     for i, j in sorted((pair for pair in pairs if shared[pair] > 1), key=lambda pair: int(shared[pair])):
         if int((held[:, i] & held[:, j]).sum()) >= shared[i, j]:
             continue
-        for line in _split_into_lines(intersect(spaces[i].y, spaces[j].y), spaces, shared, (i, j)):
+        lines = _split_into_lines(intersect(spaces[i].y, spaces[j].y), spaces, shared, (i, j))
+        for line in (line for line in lines if is_plausible(line.y[0], low, high)):
+            fresh.append(line)
             vector = line.y[0] / line.y[0].norm()
-            if is_plausible(line.y[0], low, high):
-                fresh.append(line)
-                if not bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any()):
-                    unit = torch.cat([unit, vector[None]])
-                    held = torch.cat([held, _mark_holders(find_holders(line.y[:1], spaces), len(spaces))])
+            is_known = bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any())
+            if not is_known:
+                unit = torch.cat([unit, vector[None]])
+                held = torch.cat([held, _mark_holders(find_holders(line.y[:1], spaces), len(spaces))])
     if not fresh:
         return found
     more = _collect_examples(fresh, spaces, len(low) + 1)
@@ -123,8 +124,8 @@ def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace],
 def _mark_holders(holders: Sequence[Sequence[int]], spaces: int) -> Tensor:
     """Return a mask (N, spaces) of the row spaces that contain each of N examples."""
     mask = torch.zeros(len(holders), spaces, dtype=torch.bool)
-    for example, own in enumerate(holders):
-        mask[example, list(own)] = True
+    for example, places in enumerate(holders):
+        mask[example, list(places)] = True
     return mask
 
 
@@ -234,24 +235,37 @@ def add_separated(
     batches that contain it, and these batches are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
     """
     tried: dict[int, int] = {}
-    while True:
-        known = {t: [i for i, holders in enumerate(found.holders) if t in holders] for t in forwards}
-        waiting = sorted((spaces[t].rank - len(known[t]), t) for t in forwards if tried.get(t) != len(known[t]))
-        new = None
-        for _, t in waiting:
-            tried[t] = len(known[t])
-            if 0 < spaces[t].rank - len(known[t]) <= MAX_UNKNOWN:
-                new = separate(ReluBatch(spaces[t], forwards[t]()), found.vectors[known[t]])
-                if len(new) and all(is_plausible(vector, low, high) for vector in new):
-                    break
-                new = None
-        if new is None:
-            return found
-        new = new * torch.sign(new[:, -1:])
+    while (separated := _separate_next(found, spaces, forwards, tried, low, high)) is not None:
+        new, certain = separated
         vectors, clearance = merge_equal(
-            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), _judge_zeros(spaces[t]))])
+            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), certain)])
         )
         found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+    return found
+
+
+def _separate_next(
+    found: RecoveredExamples,
+    spaces: Sequence[RowSpace],
+    forwards: Mapping[int, Callable[[], Tensor]],
+    tried: dict[int, int],
+    low: Tensor,
+    high: Tensor,
+) -> tuple[Tensor, float] | None:
+    """Return the new examples, as vectors [x, 1], of the first batch that yields some, and their clearance; None if none does.
+
+    tried: dict from the index of a batch to the number of its examples that were known when it was last tried; it is updated, and
+    a batch is tried again only if more of its examples are known now. Other arguments: as for `add_separated`.
+    """
+    known = {t: [i for i, holders in enumerate(found.holders) if t in holders] for t in forwards}
+    waiting = sorted((spaces[t].rank - len(known[t]), t) for t in forwards if tried.get(t) != len(known[t]))
+    for unknown, t in waiting:
+        tried[t] = len(known[t])
+        if 0 < unknown <= MAX_UNKNOWN:
+            new = separate(ReluBatch(spaces[t], forwards[t]()), found.vectors[known[t]])
+            if len(new) and all(is_plausible(vector, low, high) for vector in new):
+                return new * torch.sign(new[:, -1:]), _judge_zeros(spaces[t])
+    return None
 
 
 def _judge_zeros(space: RowSpace) -> float:

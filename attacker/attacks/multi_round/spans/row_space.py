@@ -59,13 +59,13 @@ class RowSpace:
         return unit
 
 
-def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Generator) -> RowSpace:
+def compute_row_space(rows: Tensor, noise: Tensor, max_rank: int | None, rng: Generator) -> RowSpace:
     """Return the row space of a matrix (width, F) of noisy rows.
 
     noise: (width,) lower estimate of the standard deviation of each row's entries. A larger estimate, from the components of rows
-           outside of the `most` strongest directions, replaces it. This second estimate is made only if there are at least
-           `most` + 2 columns and `most` + 2 nonzero rows.
-    most:  largest possible rank, such as the number of examples; None if it is not known, and then `noise` is used as it is.
+           outside of the `max_rank` strongest directions, replaces it. This second estimate is made only if there are at least
+           `max_rank` + 2 columns and `max_rank` + 2 nonzero rows.
+    max_rank:  largest possible rank, such as the number of examples; None if it is not known, and then `noise` is used as it is.
     rng:   used for large matrices, whose strongest directions are approximated.
     """
     live = rows.norm(dim=1) > 0
@@ -73,17 +73,17 @@ def compute_row_space(rows: Tensor, noise: Tensor, most: int | None, rng: Genera
     largest = min(kept.shape)
     if not largest:
         return RowSpace(rows.new_zeros(0, rows.shape[1]), rows.new_zeros(len(rows), 0), noise, 0.0, saturated=False)
-    values, vectors = _decompose(kept / level[:, None], most, rng)
-    if most is not None and most + 2 <= largest:
-        level = torch.maximum(level, _measure_noise(kept, vectors[:most]))
-        values, vectors = _decompose(kept / level[:, None], most, rng)
+    values, vectors = _decompose(kept / level[:, None], max_rank, rng)
+    if max_rank is not None and max_rank + 2 <= largest:
+        level = torch.maximum(level, _measure_noise(kept, vectors[:max_rank]))
+        values, vectors = _decompose(kept / level[:, None], max_rank, rng)
     threshold = MARGIN * (len(kept) ** 0.5 + rows.shape[1] ** 0.5)
-    rank = min(int((values > threshold).sum()), largest if most is None else most)
+    rank = min(int((values > threshold).sum()), largest if max_rank is None else max_rank)
     whole = noise.clone()
     whole[live] = level
     basis = vectors[:rank]
     gap = float(values[rank - 1]) / threshold if rank else 0.0
-    return RowSpace(values[:rank, None] * basis, rows @ basis.T, whole, gap, saturated=rank == largest, complete=rank == most)
+    return RowSpace(values[:rank, None] * basis, rows @ basis.T, whole, gap, saturated=rank == largest, complete=rank == max_rank)
 
 
 def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
@@ -93,13 +93,13 @@ def _measure_noise(rows: Tensor, basis: Tensor) -> Tensor:
     return (left.square().sum(dim=1) / spare).sqrt()
 
 
-def _decompose(rows: Tensor, most: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
+def _decompose(rows: Tensor, max_rank: int | None, rng: Generator) -> tuple[Tensor, Tensor]:
     """Return singular values, descending, and their right singular vectors, one per row.
 
-    If `most` + OVERSAMPLING is less than a third of the smaller side of the matrix, only the `most` + OVERSAMPLING largest are
-    returned, approximated by subspace iteration. Otherwise, and if `most` is None, all are returned.
+    If `max_rank` + OVERSAMPLING is less than a third of the smaller side of the matrix, only so many are returned, the largest,
+    approximated by subspace iteration. Otherwise, and if `max_rank` is None, all are returned.
     """
-    count = min(rows.shape) if most is None else most + OVERSAMPLING
+    count = min(rows.shape) if max_rank is None else max_rank + OVERSAMPLING
     if 3 * count >= min(rows.shape):
         values, vectors = torch.linalg.svd(rows, full_matrices=False)[1:]
         return values, vectors

@@ -47,8 +47,8 @@ def add_same_batches(
         if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
             continue
         values = [get_templates(t) for t in group]
-        known = [one for one in values if one is not None]
-        new = separate_same_batch(
+        known = [value for value in values if value is not None]
+        new = _separate_same_batch(
             [spaces[t] for t in group],
             [forwards[t]() for t in group],
             known if len(known) == len(values) else None,
@@ -84,7 +84,7 @@ def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Seque
     return [group for group in groups if len(group) > 1]
 
 
-def separate_same_batch(
+def _separate_same_batch(
     spaces: Sequence[RowSpace],
     forwards: Sequence[Tensor],
     templates: Sequence[Tensor] | None,

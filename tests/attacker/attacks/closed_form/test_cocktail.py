@@ -216,7 +216,7 @@ def test_features_behind_convolutions_are_separated_and_inverted() -> None:
     observed, attack = observe([case]), cocktail_party()
     layer = find_feature_layer(observed)
     assert layer == FeatureLayer("fc1.weight", "fc1.bias")
-    mixtures = read_mixtures(join_bias(layer, observed.gradient, 0), 8)
+    mixtures = read_mixtures(join_bias(layer, observed.gradient), 8)
     found = attack._separate(mixtures, observed, layer, seeded(), data=None)
     state = {name: w.float() for name, w in observed.get_weights(0).items()}
     network = observed.model.get_submodule("before")

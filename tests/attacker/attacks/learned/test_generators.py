@@ -25,7 +25,7 @@ from attacker.attacks.optimisers.balls import project_onto_ball
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.phases import PhasedOptimiser
 from attacker.reconstruction import Reconstruction
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, max_pool2d, relu
 
 from attacker.attacks.learned import perceptual
-from attacker.attacks.learned.perceptual import BACKBONES, explain_missing, load, load_or_explain
+from attacker.attacks.learned.perceptual import BACKBONES, explain_missing, load, load_lpips
 from fedsim.recording import DataSpec
 
 FILES = {"alex": "alexnet_features.safetensors", "vgg": "vgg16_features.safetensors"}
@@ -184,7 +184,7 @@ def test_other_files_are_refused(tmp_path: Path, weights: Callable[[str], Path])
 
 @pytest.mark.parametrize("shape", [(3, 64, 64), (5,)])
 def test_unknown_backbone_is_explained_with_the_known_ones(shape: tuple[int, ...]) -> None:
-    reason = load_or_explain(DataSpec(shape=shape, num_classes=2), "squeeze")
+    reason = load_lpips(DataSpec(shape=shape, num_classes=2), "squeeze")
     assert reason == "unknown LPIPS net 'squeeze'. Known: alex, vgg"
 
 

@@ -17,7 +17,7 @@ from attacker.attacks.learned.networks import Autoencoder
 from attacker.attacks.learned.prior_file import PriorFacts, build_network, read_prior, write_prior
 from attacker.attacks.matching.names import get_decoder
 from attacker.reconstruction import Reconstruction
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)

@@ -71,14 +71,14 @@ def test_every_example_is_linked_in_every_epoch(epochs: int, batch: int) -> None
 def test_greedy_matching_links_every_example() -> None:
     client = Client()
     batches = client.epochs(3, 4)
-    assert linked(link(client.rounds(batches), batch_size=4, matching="greedy", least=0.0), batches) == (48, 0)
+    assert linked(link(client.rounds(batches), batch_size=4, matching="greedy", min_certainty=0.0), batches) == (48, 0)
 
 
 def test_threshold_leaves_doubtful_examples_unlinked() -> None:
     client = Client(60, noise=1.0)
     batches = client.epochs(2, 4)
     rounds = client.rounds(batches)
-    careful, careless = (link(rounds, batch_size=4, least=least) for least in (0.15, 0.0))
+    careful, careless = (link(rounds, batch_size=4, min_certainty=least) for least in (0.15, 0.0))
     right, wrong = linked(careful, batches)
     assert linked(careless, batches)[1] > wrong
     assert right > 5 * wrong
@@ -132,7 +132,7 @@ def test_rounds_are_linked_across_missing_ones_which_are_noted() -> None:
     client = Client()
     batches = client.epochs(2, 4)
     kept = [i for i in range(12) if i not in (1, 7, 8)]
-    links = link([client.seen(i + 1, batches[i]) for i in kept], batch_size=4, least=0.2)
+    links = link([client.seen(i + 1, batches[i]) for i in kept], batch_size=4, min_certainty=0.2)
     seen = [batches[i] for i in kept]
     twice = {i for used in seen[:5] for i in used} & {i for used in seen[5:] for i in used}
     assert linked(links, seen) == (len(twice), 0)

@@ -16,7 +16,7 @@ from attacker.attacks.learned.deep_prior import CODES, DeepPrior
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, TANH_MARGIN, Decoder
 from attacker.attacks.matching.names import DECODERS, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
-from defenses._registry import references
+from defenses.registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
 IMAGES = DataSpec(shape=(3, 10, 13), num_classes=4)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from defenses._registry import calls
-from defenses._registry.calls import Step
-from defenses._registry.registry import Registry
+from defenses.registry import calls
+from defenses.registry.calls import Step
+from defenses.registry.registry import Registry
 
 
 @dataclass(frozen=True)

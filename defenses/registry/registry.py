@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
-from defenses._registry import references
+from defenses.registry import references
 
 T = TypeVar("T")
 

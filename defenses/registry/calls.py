@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from defenses._registry import references
-from defenses._registry.registry import bind_arguments
+from defenses.registry import references
+from defenses.registry.registry import bind_arguments
 
 Factory = Callable[..., Any]
 Value = Any

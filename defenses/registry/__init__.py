@@ -3,7 +3,7 @@
 The registries hold defenses, models, data sets, attacks and whatever else has names in an experiment.
 """
 
-from defenses._registry.choice import Choice
-from defenses._registry.registry import Registry, bind_arguments, read_source, read_summary, suggest_name
+from defenses.registry.choice import Choice
+from defenses.registry.registry import Registry, bind_arguments, read_source, read_summary, suggest_name
 
 __all__ = ["Choice", "Registry", "bind_arguments", "read_source", "read_summary", "suggest_name"]
