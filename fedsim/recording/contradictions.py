@@ -26,12 +26,12 @@ MIN_ROWS = 3
 """Smallest number of rows of a tensor that `has_even_magnitudes` judges. The errors at two outputs have one magnitude, and so has
 the gradient of their layer if its inputs are 0 or 1."""
 MIN_SIGN_ENTRIES, MAX_SIGN_DEVIATION, MIN_SIGN_SHARE = 8, 1e-2, 0.9
-"""Smallest number of nonzero entries of a row that may be a sign pattern; largest relative difference of their magnitudes, and the
-smallest share of them that must have it: Adam's eps makes entries smaller where gradients are small."""
+"""Smallest number of nonzero entries of a row that may be a sign pattern, largest relative difference of their magnitudes, and
+smallest share of them that must have it, since Adam's eps makes entries smaller where gradients are small."""
 SAME_SIZE, MIN_SAME_SIZE, MIN_SAME_SHARE = 1e-3, 3, 0.1
-"""Largest relative difference of the sizes of two sign patterns that count as equal; smallest number of patterns of equal size, and
-their smallest share of all patterns, that count as made by an optimiser. Inputs of zeros and ones make sign patterns by SGD as well,
-but each neuron's errors have a size of their own."""
+"""Largest relative difference of the sizes of sign patterns that count as equal; smallest number of such patterns, and their
+smallest share of all patterns, that only an optimiser makes. Inputs of zeros and ones make sign patterns by SGD as well, but the
+errors of each neuron have a size of their own."""
 EVEN_MAGNITUDES = (
     "the weights of each layer changed by about one magnitude, as by Adam, RMSprop or signs of gradients, and not by SGD: state "
     "the optimiser, or the defense, that clients use"

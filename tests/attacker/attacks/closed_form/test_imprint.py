@@ -101,9 +101,7 @@ def test_errors_of_the_biases_are_not_counted_as_examples(rate: float, decay: fl
         x = make_images(0.5 + 0.12 * torch.randn(16, generator=seeded(seed)).clamp(-2, 2), seed)
         y = torch.randint(5, (16,), generator=seeded(seed))
         gradient = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), list(network.parameters()))
-        update = {
-            name: (w - rate * (g + decay * w)) - w for (name, w), g in zip(weights.items(), gradient, strict=True)
-        }
+        update = {name: (w - rate * (g + decay * w)) - w for (name, w), g in zip(weights.items(), gradient, strict=True)}
         training = Training(learning_rate=rate, batch_size=16, steps=1)
         found = attack(Case((make_observation(update, weights, model=SPEC, data=data, training=training),)))
         near = torch.cdist(found.x.flatten(1), x.flatten(1)).square().amin(dim=1) / 64
