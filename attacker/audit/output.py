@@ -20,13 +20,13 @@ GRADE_MEANINGS: dict[Grade, str] = {
     "none found": "No check failed. No attack did significantly better than guessing or, where the true examples were not given, "
     "was confident of a reconstruction. This is no proof of safety: other attacks, or attacks on other rounds or data, may still "
     "succeed.",
-    "low": "A setting makes attacks easier than they need to be, or is stated wrongly, so that attacks find less than they could. "
-    "This finding alone is not a leak.",
+    "low": "A setting makes attacks easier than they need to be, or is stated wrongly, so that attacks find less than they "
+    "could. This finding alone is not a leak.",
     "moderate": "The server learns something about the data, such as labels (which may be diagnoses), or secure aggregation is "
     "weak. No single example was shown to leak.",
     "serious": "The server learns part of what a client's examples contain, or a promised protection does not hold.",
-    "severe": "Whoever runs the server can reconstruct single training examples from what a client sends, or nothing protects them "
-    "as declared: clients do not apply the declared defense, or the server changed the model to read examples.",
+    "severe": "Whoever runs the server can reconstruct single training examples from what a client sends, or nothing protects "
+    "them as declared: clients do not apply the declared defense, or the server changed the model to read examples.",
 }
 SARIF_LEVELS: dict[Grade, str] = {
     "none found": "none",
