@@ -5,6 +5,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
+from attacker.attacks.confidence import MIN_LIKELY
 from attacker.audit.attack_findings import NO_ANSWER
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
@@ -19,11 +20,13 @@ GRADE_MEANINGS: dict[Grade, str] = {
     "none found": "No check failed. No attack did significantly better than guessing or, where the true examples were not given, "
     "was confident of a reconstruction. This is no proof of safety: other attacks, or attacks on other rounds or data, may still "
     "succeed.",
-    "low": "A setting makes attacks easier than they need to be. This finding alone is not a leak.",
-    "moderate": "The server learns something about the data, such as labels (which may be diagnoses). No single example "
-    "was shown to leak.",
+    "low": "A setting makes attacks easier than they need to be, or is stated wrongly, so that attacks find less than they "
+    "could. This finding alone is not a leak.",
+    "moderate": "The server learns something about the data, such as labels (which may be diagnoses), or secure aggregation is "
+    "weak. No single example was shown to leak.",
     "serious": "The server learns part of what a client's examples contain, or a promised protection does not hold.",
-    "severe": "Whoever runs the server can reconstruct single training examples from what a client sends.",
+    "severe": "Whoever runs the server can reconstruct single training examples from what a client sends, or nothing protects "
+    "them as declared: clients do not apply the declared defense, or the server changed the model to read examples.",
 }
 SARIF_LEVELS: dict[Grade, str] = {
     "none found": "none",
@@ -48,6 +51,7 @@ def render(found: Audit, run: Path) -> str:
             audit=found,
             no_answer=NO_ANSWER,
             describe_change=describe_change,
+            least_likely=MIN_LIKELY,
             meanings=GRADE_MEANINGS,
             grades=GRADES,
             pictures={file: _make_data_uri(run, file) for file in shown if not file.endswith(".json")},

@@ -25,6 +25,13 @@ at least 0.5 in all tensors of five networks after one to five steps of Adam, an
 MIN_ROWS = 3
 """Smallest number of rows of a tensor that `has_even_magnitudes` judges. The errors at two outputs have one magnitude, and so has
 the gradient of their layer if its inputs are 0 or 1."""
+MIN_SIGN_ENTRIES, MAX_SIGN_DEVIATION, MIN_SIGN_SHARE = 8, 1e-2, 0.9
+"""Smallest number of nonzero entries of a row that may be a sign pattern, largest relative difference of their magnitudes, and
+smallest share of them that must have it, since Adam's eps makes entries smaller where gradients are small."""
+SAME_SIZE, MIN_SAME_SIZE, MIN_SAME_SHARE = 1e-3, 3, 0.1
+"""Largest relative difference of the sizes of sign patterns that count as equal; smallest number of such patterns, and their
+smallest share of all patterns, that only an optimiser makes. Inputs of zeros and ones make sign patterns by SGD as well, but the
+errors of each neuron have a size of their own."""
 EVEN_MAGNITUDES = (
     "the weights of each layer changed by about one magnitude, as by Adam, RMSprop or signs of gradients, and not by SGD: state "
     "the optimiser, or the defense, that clients use"
@@ -76,14 +83,26 @@ def find_contradictions(
 
 
 def has_even_magnitudes(changes: Mapping[str, Tensor]) -> bool:
-    """Return whether the nonzero entries of each of at least two tensors have about one magnitude (`MIN_EVEN`).
+    """Return whether an optimiser that does not keep the magnitudes of gradients made the changes, or part of them.
 
-    The first steps of Adam and RMSprop, and signs of gradients, change weights so. From such an update no closed form can compute
-    an example, although it may have the rank that the update of a single example has.
+    The first steps of Adam and RMSprop, and signs of gradients, change all weights by about one magnitude (`MIN_EVEN`, in each of
+    at least two tensors). Several steps leave it in the rows of neurons that were active in one step alone (`_has_equal_rows`).
+    From such an update no closed form can compute an example, although it may have the rank that the update of a single example
+    has, and parallel rows as that of a batch.
     changes: of the weights, by name. Tensors with fewer than two dimensions or `MIN_ROWS` rows, or without changes, are left out.
     """
     judged = [t for t in changes.values() if t.ndim > 1 and len(t) >= MIN_ROWS and bool(t.any())]
-    return len(judged) > 1 and all(map(_is_even, judged))
+    return (len(judged) > 1 and all(map(_is_even, judged))) or any(map(_has_equal_rows, judged))
+
+
+def _has_equal_rows(change: Tensor) -> bool:
+    """Return whether many rows of a tensor are sign patterns of one size, see `SAME_SIZE`."""
+    rows = change.flatten(1).double().abs()
+    size, count = rows.amax(dim=1), (rows > 0).sum(dim=1)
+    full = (rows >= (1 - MAX_SIGN_DEVIATION) * size[:, None]).sum(dim=1)
+    sizes = size[(count >= MIN_SIGN_ENTRIES) & (full >= MIN_SIGN_SHARE * count)].sort().values
+    least = max(MIN_SAME_SIZE, ceil(MIN_SAME_SHARE * len(sizes)))
+    return len(sizes) >= least and bool((sizes[least - 1 :] <= (1 + SAME_SIZE) * sizes[: len(sizes) - least + 1]).any())
 
 
 def _is_even(change: Tensor) -> bool:

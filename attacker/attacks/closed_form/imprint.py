@@ -33,6 +33,11 @@ MIN_NOISE_RATIO = 5.0
 EMPTY_QUANTILE = 0.05
 """Quantile, over the bins, of the root mean square of G_i - G_(i+1) that is taken as the noise. At least this share
 of the bins is assumed to hold no example."""
+MAX_EMPTY_RATIO = 2.0
+"""Largest root mean square of G_i - G_(i+1) of a bin that counts as empty, as a multiple of the noise. What g_i - g_(i+1) is in
+empty bins is an error as well: of rounding, since thresholds are larger than weights, or of weight decay that is not stated."""
+UNCOUNTABLE = "the bins cannot be counted: there are more of them than the examples of the update can fill"
+NOT_COUNTED = "the bins do not show how many examples are below each threshold"
 CERTIFIED_ERROR = 1e-3
 """Largest `ImprintedExamples.error` of a bin that counts as explained by a single example."""
 CERTIFIED_CONFIDENCE = 0.99
@@ -88,7 +93,7 @@ class ImprintReadout:
             kept = read.rank()[:count]
             n = len(kept)
             x[:n], y[:n], confidence[:n] = read.x[kept].float().cpu(), read.y[kept].cpu(), read.confidence[kept].float().cpu()
-            notes, route = (read.describe(count),), "imprint"
+            notes, route = (read.describe(count), *read.notes), "imprint"
         return build_reconstruction(
             case,
             x,
@@ -115,7 +120,8 @@ class ImprintedExamples:
     plausible:  (M,) whether x lies between the thresholds of its bin, up to 1 % of their distance, and all values of x are in
                 [0, 1], up to MARGIN.
     size:       (M,) magnitude of the bias difference.
-    confidence: (M,) estimated probability that the example is recovered.
+    confidence: (M,) estimated probability that the example is recovered; NaN if it is undecided.
+    notes:      why it is undecided; empty if it is not.
     """
 
     x: Tensor
@@ -124,6 +130,7 @@ class ImprintedExamples:
     plausible: Tensor
     size: Tensor
     confidence: Tensor
+    notes: tuple[str, ...] = ()
 
     @property
     def certified(self) -> int:
@@ -135,11 +142,12 @@ class ImprintedExamples:
         near = torch.cdist(self.x[order].flatten(1), self.x[order].flatten(1)).square() <= SAME_MSE * self.x[:1].numel()
         kept = order[~near.tril(-1).any(dim=1)] if len(order) else order
         parts = (self.x, self.y, self.error, self.plausible, self.size, self.confidence)
-        return ImprintedExamples(*(part[kept] for part in parts))
+        return ImprintedExamples(*(part[kept] for part in parts), self.notes)
 
     def rank(self) -> Tensor:
-        """Return the indices of the bins by descending confidence, and for equal confidence by descending size."""
-        keys = sorted(range(len(self.x)), key=lambda i: (-float(self.confidence[i]), -float(self.size[i])))
+        """Return the indices of the bins by descending confidence, undecided ones as 0.5, and then by descending size."""
+        ranked = self.confidence.nan_to_num(nan=0.5).tolist()
+        keys = sorted(range(len(self.x)), key=lambda i: (-ranked[i], -float(self.size[i])))
         return torch.tensor(keys, dtype=torch.long)
 
     def describe(self, count: int) -> str:
@@ -195,11 +203,14 @@ def _read_bins(
     plausible = ((x > -MARGIN) & (x < 1 + MARGIN)).flatten(1).all(dim=1)
     plausible &= saturates | _check_bins(inputs, occupied, layer)
     y, error = _fit_labels(observed, layer, occupied, x, bias_steps[occupied])
-    noise = _estimate_noise(row_steps) / bias_steps[occupied].abs()
+    scale = inputs.square().mean(dim=1).sqrt() * _estimate_bias_noise(row_steps, bias_steps)
+    noise = max(observed.data.std) * (_estimate_noise(row_steps) + scale) / bias_steps[occupied].abs()
     sees_all = float(row_steps.sum(dim=0).norm()) > ROUNDING * float(row_steps.norm())  # this sum is the lowest neuron's gradient
-    countable = sees_all and not saturates
-    confidence = _judge(error, plausible, observed.examples if countable else None, noise * max(observed.data.std))
-    found = ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence)
+    count = observed.examples if sees_all and not saturates else None
+    confidence = _judge(error, plausible, count, noise)
+    reason = NOT_COUNTED if count is None else UNCOUNTABLE
+    notes = (f"confidence is undecided for {unsure} examples: {reason}",) if (unsure := int(confidence.isnan().sum())) else ()
+    found = ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence, notes)
     return found.drop_repeats() if saturates else found
 
 
@@ -219,12 +230,22 @@ def _estimate_noise(row_steps: Tensor) -> float:
 def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tensor:
     """Return the indices of the bins whose bias difference is more than rounding and noise.
 
-    bias: gradients g_i of the biases, which determine the rounding. row_steps, bias_steps: the differences G_i - G_(i+1), which
-    determine the noise, and g_i - g_(i+1).
+    bias: gradients g_i of the biases, which determine the rounding. row_steps, bias_steps: the differences G_i - G_(i+1) and
+    g_i - g_(i+1), which determine the noise.
     """
     magnitude = torch.maximum(bias.abs(), torch.cat([bias[1:], torch.zeros_like(bias[:1])]).abs())
     floor = (ROUNDING * magnitude).clamp(min=MIN_NOISE_RATIO * _estimate_noise(row_steps))
-    return (bias_steps.abs() > floor).nonzero()[:, 0]
+    return ((bias_steps.abs() > floor) & ~_find_empty(row_steps)).nonzero()[:, 0]
+
+
+def _find_empty(row_steps: Tensor) -> Tensor:
+    """Return a mask of the bins that are empty by the differences G_i - G_(i+1), see MAX_EMPTY_RATIO."""
+    return row_steps.square().mean(dim=1).sqrt() <= MAX_EMPTY_RATIO * _estimate_noise(row_steps)
+
+
+def _estimate_bias_noise(row_steps: Tensor, bias_steps: Tensor) -> float:
+    """Return the root mean square of g_i - g_(i+1) in the bins that are empty."""
+    return float(bias_steps[_find_empty(row_steps)].square().mean().sqrt())
 
 
 def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor:
@@ -259,15 +280,17 @@ def _judge(error: Tensor, plausible: Tensor, count: int | None, noise: Tensor) -
     for implausible bins. For other plausible bins it is a lower bound by counting. I implausible bins hold at least two of the
     `count` examples each, so that at most L = count - 2 I examples are left for the P plausible bins, of which at least 2 P - L
     then hold a single one. If C of the P plausible bins are certified, the bound is (2 P - L - C) / (P - C), clamped to [0, 1].
-    count: None if the bins do not show how many examples are below each threshold; the lower bound is then 0.
+    If L < P, the bins are not what was assumed, and the other plausible bins are undecided (NaN).
+    count: None if the bins do not show how many examples are below each threshold; the others are then undecided, too.
     noise: (M,) standard deviation of the noise in a pixel of x. If its square exceeds MAX_RECOVERED_MSE, the probability is 0,
            even where a single example explains the bias difference.
     """
     certified = plausible & (error <= CERTIFIED_ERROR)
-    if count is None:
-        return CERTIFIED_CONFIDENCE * certified * (noise**2 <= MAX_RECOVERED_MSE)
     bins, mixed = int(plausible.sum()), int((~plausible).sum())
-    alone = min(1.0, max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins)))
-    open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))
-    found = torch.where(certified, CERTIFIED_CONFIDENCE, open_share) * plausible
-    return found * (noise**2 <= MAX_RECOVERED_MSE)
+    if count is None or count - 2 * mixed < bins:
+        open_share = torch.nan
+    else:
+        alone = max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins))
+        open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))
+    found = torch.full_like(error, open_share).masked_fill(certified, CERTIFIED_CONFIDENCE)
+    return found.masked_fill(~plausible | (noise**2 > MAX_RECOVERED_MSE), 0.0)

@@ -1,5 +1,6 @@
 """Tests of audits without the true examples: what the confidence of attacks, and the values of reconstructions, say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from sklearn.datasets import load_digits
 
 from attacker.audit import Audit, Finding, NotChecked, audit
 from attacker.audit.attack_findings import AuditedAttack, judge_results
+from attacker.audit.output import render
 from attacker.audit.plan import plan_attacks
 from attacker.replay import code_version, metadata
 from fedsim import models
@@ -53,9 +55,15 @@ def test_an_unstated_normalisation_is_a_finding_and_no_silence(tmp_path: Path, m
 
 
 def test_the_stated_normalisation_gives_confident_examples(tmp_path: Path) -> None:
-    rules = list_rules(audit_step(tmp_path, mean=0.3, std=0.38, stated=", mean = [0.3], std = [0.38]"))
+    found = audit_step(tmp_path, mean=0.3, std=0.38, stated=", mean = [0.3], std = [0.38]")
+    rules = list_rules(found)
     assert "normalisation-misstated" not in rules
     assert rules["examples-recovered"].grade == "severe"
+    page = render(found, tmp_path / "run")
+    assert "undecided</th>" in page
+    for absent in ("repeated without the update", "PSNR", "<em>null", "Efficiency", "not known</td>"):
+        assert absent not in page, absent
+    assert "repeated without the update" in render(replace(found, scored=True), tmp_path / "run")
 
 
 def test_nulls_which_nothing_compares_neither_run_nor_count_in_the_plan(tmp_path: Path) -> None:

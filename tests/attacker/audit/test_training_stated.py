@@ -143,6 +143,15 @@ def test_more_steps_or_examples_than_stated_are_a_finding(settings: dict[str, An
     assert re.search(words, found.evidence), found.evidence
 
 
+def test_noise_that_is_not_stated_is_named_as_a_cause_of_full_rank() -> None:
+    torch.manual_seed(0)
+    seen = train(build_perceptron())
+    noisy = {name: w + 0.01 * torch.randn(w.shape) for name, w in seen.payload.tensors.items()}
+    found = check_training([replace(seen, payload=Payload(tensors=noisy, codec="weights"))])
+    assert isinstance(found, Finding)
+    assert "whether clients add noise or decay weights without saying so" in found.evidence
+
+
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("make", [build_perceptron, TwiceUsed, lambda: build_perceptron().bfloat16().float()])
 def test_steps_and_examples_as_stated_are_no_finding(make: Callable[[], nn.Module], decay: float) -> None:

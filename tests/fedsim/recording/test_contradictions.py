@@ -109,3 +109,19 @@ def test_inputs_of_zeros_and_ones_make_no_even_magnitudes() -> None:
         loss = nn.functional.cross_entropy(network(x), y)
         names, parameters = zip(*network.named_parameters(), strict=True)
         assert not has_even_magnitudes(dict(zip(names, torch.autograd.grad(loss, parameters), strict=True)))
+
+
+def test_inputs_of_zeros_and_ones_make_no_rows_of_equal_size() -> None:
+    """Behind binary inputs, the rows of neurons that one example turns on are sign patterns by SGD as well."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        x, y = (torch.rand(6, 30) < 0.5).float(), torch.arange(6) % 3
+        network = nn.Sequential(nn.Linear(30, 200), nn.ReLU(), nn.Linear(200, 3))
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
+        start = {name: p.detach().clone() for name, p in network.named_parameters()}
+        for rows in torch.arange(6).split(2):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x[rows]), y[rows]).backward()
+            optimiser.step()
+        update = {name: p.detach() - start[name] for name, p in network.named_parameters()}
+        assert not has_even_magnitudes(update)

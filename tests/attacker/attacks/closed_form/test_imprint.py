@@ -1,5 +1,7 @@
 """Tests of the attack on imprint layers: examples alone in their bins are exact, and mixtures get low confidence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from generators import seeded
@@ -10,7 +12,7 @@ import fedleak
 from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
 from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
 from attacker.attacks.needs import list_oracles
-from attacker.reconstruction import Reconstruction
+from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from attacker.scoring.metrics import is_recovered
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
@@ -86,6 +88,34 @@ def test_examples_are_recovered_after_two_local_steps() -> None:
 def test_noise_above_the_signal_gives_no_confidence() -> None:
     x, y = make_images(torch.tensor([0.3, 0.4, 0.6, 0.7])), torch.tensor([0, 1, 2, 3])
     assert float(attack(make_case(x, y, noise=10.0)).confidence.max()) == 0.0
+
+
+@pytest.mark.parametrize(("rate", "decay"), [(1e-3, 0.0), (1e-2, 0.1)], ids=["rounded weights", "weight decay"])
+def test_errors_of_the_biases_are_not_counted_as_examples(rate: float, decay: float) -> None:
+    """Clients that send the difference of rounded weights, or decay their weights without saying so, fill empty bins."""
+    data = replace(DATA, mean=(0.0,), std=(1.0,))
+    network = models.build(SPEC, data)
+    weights = {name: p.detach().clone() for name, p in network.named_parameters()}
+    wrong = 0
+    for seed in range(8):
+        x = make_images(0.5 + 0.12 * torch.randn(16, generator=seeded(seed)).clamp(-2, 2), seed)
+        y = torch.randint(5, (16,), generator=seeded(seed))
+        gradient = torch.autograd.grad(nn.functional.cross_entropy(network(x), y), list(network.parameters()))
+        update = {name: (w - rate * (g + decay * w)) - w for (name, w), g in zip(weights.items(), gradient, strict=True)}
+        training = Training(learning_rate=rate, batch_size=16, steps=1)
+        found = attack(Case((make_observation(update, weights, model=SPEC, data=data, training=training),)))
+        near = torch.cdist(found.x.flatten(1), x.flatten(1)).square().amin(dim=1) / 64
+        wrong += int(((found.confidence >= 0.5) & (near > MAX_RECOVERED_MSE)).sum())
+    assert wrong == 0
+
+
+def test_more_bins_than_the_examples_fill_are_undecided() -> None:
+    """A client that counts only half of its examples fills more bins than it can."""
+    x, y = make_images(torch.linspace(0.2, 0.8, 12)), torch.arange(12) % 5
+    (observation,) = make_case(x, y).observations
+    found = attack(Case((replace(observation, num_examples=6),)))
+    assert found.confidence.isnan().all()
+    assert any(note.startswith("confidence is undecided for 12 examples: the bins cannot be counted") for note in found.notes)
 
 
 def test_the_null_is_grey_and_does_not_read_the_update() -> None:
