@@ -142,7 +142,8 @@ class ImprintedExamples:
         near = torch.cdist(self.x[order].flatten(1), self.x[order].flatten(1)).square() <= SAME_MSE * self.x[:1].numel()
         kept = order[~near.tril(-1).any(dim=1)] if len(order) else order
         parts = (self.x, self.y, self.error, self.plausible, self.size, self.confidence)
-        return ImprintedExamples(*(part[kept] for part in parts), self.notes)
+        x, y, error, plausible, size, confidence = (part[kept] for part in parts)
+        return ImprintedExamples(x, y, error, plausible, size, confidence, self.notes)
 
     def rank(self) -> Tensor:
         """Return the indices of the bins by descending confidence, undecided ones as 0.5, and then by descending size."""

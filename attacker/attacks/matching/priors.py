@@ -103,7 +103,7 @@ class VariationTerm:
 
     def compute_factor(self, share: float) -> float:
         """Return the factor of the weight after a share, in [0, 1], of the search's steps (`continuation`)."""
-        return self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE)
+        return float(self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE))
 
 
 @dataclass(frozen=True, kw_only=True)
