@@ -197,7 +197,7 @@ class CaseBatch:
         if logits is not None:
             problem["logits"] = logits.to(z)
         if self.scales.smoothing.any():
-            problem["smoothing"] = self.scales.smoothing[rows]
+            problem |= {"smoothing": self.scales.smoothing[rows], "map_smoothing": self.scales.map_smoothing[rows]}
         if self.views_with_statistics:
             worst = torch.stack([view.worst for view in self.views]).mean(0)
             problem["statistics"] = self.attack.objective.batch_norm * worst[rows]

@@ -27,6 +27,11 @@ COSINE_MAP_TV = 0.5
 """`Prior.map_tv` of searches for pixels by cosine and Adam. It was chosen among 0.3, 0.5 and 1 on single images and batches of
 four of the tuning part of CIFAR-10, for signal-to-noise ratios of 0, 10 and 20 dB."""
 
+COLOUR_MAP_TV = 0.25
+"""The same with `colour_variation`, which is larger for the same image. It was chosen among 0.06, 0.1, 0.15, 0.25 and 0.5 on six
+images of the tuning part of CIFAR-10, for ratios of 0 and 10 dB, and with the larger weights that were better at 64x64 pixels in
+mind (benchmarks/results/tuning)."""
+
 COLOUR_AXES = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Axes of the space of RGB values, not normalised: brightness, red against blue, and green against both."""
 COLOUR_WEIGHTS = (1.0, 2.5, 4.0)
@@ -89,7 +94,8 @@ class VariationTerm:
     continuation: ratio, at least 1, of the weight at the first step to the weight after the share `CONTINUATION_SHARE` of the
                   steps. In between, it falls geometrically. A large weight at first keeps a search from details that fit only a
                   part of the gradient, and the small one at last leaves details in the images (continuation, as in Hale et al.
-                  2008, "Fixed-point continuation for l1-minimization"). 1 for a constant weight.
+                  2008, "Fixed-point continuation for l1-minimization"). 1 for a constant weight. The weight of a MAP estimate
+                  (`Prior.map_tv`) is constant.
     sign_factor:  factor of the weight if clients send only the signs of an update, see `Prior.adapt_to`.
     """
 
@@ -101,9 +107,9 @@ class VariationTerm:
         if not self.continuation >= 1:
             raise ValueError(f"the continuation of total variation must be at least 1, got {self.continuation}")
 
-    def compute_factor(self, share: float) -> float:
-        """Return the factor of the weight after a share, in [0, 1], of the search's steps (`continuation`)."""
-        return float(self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE))
+    def compute_excess(self, share: float) -> float:
+        """Return the ratio of the weight to the one at the end, minus 1, after a share, in [0, 1], of the search's steps."""
+        return float(self.continuation ** max(0.0, 1 - share / CONTINUATION_SHARE)) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from attacker.attacks.matching.initialisation import get_start, normal_after_nor
 from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, VariationTerm, colour_variation, total_variation
+from attacker.attacks.matching.priors import COLOUR_MAP_TV, COSINE_MAP_TV, Prior, VariationTerm, colour_variation, total_variation
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
@@ -58,7 +58,8 @@ def agic(
     restarts, compiled, knows_defense: as in `dlg`.
     beta, shape, relu_modifier: layer weights, see `weigh_by_depth`. beta is 50 for an untrained network, 2 for a trained one.
     tv: weight of the total variation, as in `cpl`. If the variance of a defense's noise is known, a second total
-    variation is added: with the weight of a MAP estimate if distance is euclidean, and with half of it if it is cosine.
+    variation is added: with the weight of a MAP estimate if distance is euclidean, and with half of it (a quarter with
+    colour) if it is cosine.
     colour, continuation: as in `inverting_gradients`.
     distance, optimiser: by name, as in `cpl`; lbfgs or wolfe with euclidean suit small sigmoid networks. With adam, the start is
     random noise, pixels stay in [0, 1], and the search takes all steps. With any other optimiser, the start is the pattern of
@@ -94,6 +95,7 @@ def agic(
     needs = {Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.LINEAR_HEAD} | ({Need.IMAGE_PRIOR} if tv else set())
     chosen = Adam(learning_rate=learning_rate or 0.1, signed=signed) if adam else named.get_optimiser(optimiser, learning_rate)
     plateau = replace(PLATEAU_STOP, patience=PLATEAU_STOP.patience * LBFGS().period // chosen.period)
+    map_tv = COLOUR_MAP_TV if colour else COSINE_MAP_TV
     matching = GradientMatching(
         name="agic",
         objective=Objective(
@@ -112,7 +114,7 @@ def agic(
         prior=Prior(
             tv=tv,
             variation=VariationTerm(measure=colour_variation if colour else total_variation, continuation=continuation),
-            map_tv=COSINE_MAP_TV if distance == "cosine" else 1.0,
+            map_tv=map_tv if distance == "cosine" else 1.0,
         ),
         labels=Labels(rule=rule),
         search=Search(

@@ -15,7 +15,15 @@ from attacker.attacks.matching.initialisation import STARTS, get_start, normal, 
 from attacker.attacks.matching.layer_weights import keep_largest
 from attacker.attacks.matching.objectives import FeatureTerm, Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
-from attacker.attacks.matching.priors import COSINE_MAP_TV, Consistency, Prior, VariationTerm, colour_variation, total_variation
+from attacker.attacks.matching.priors import (
+    COLOUR_MAP_TV,
+    COSINE_MAP_TV,
+    Consistency,
+    Prior,
+    VariationTerm,
+    colour_variation,
+    total_variation,
+)
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
@@ -242,8 +250,8 @@ def inverting_gradients(
                  does not include this term.
     registered: with consistency, shift the images of each start onto the mean over starts, and compare with the mean of the
                 shifted images instead.
-    denoised: if a defense adds noise of known variance to images' gradients, also add total variation with half the weight of a
-              MAP estimate (`Prior.map_tv`); the paper does not.
+    denoised: if a defense adds noise of known variance to images' gradients, also add total variation with a quarter of the
+              weight of a MAP estimate (`Prior.map_tv`), or half of it without `colour`; the paper does not.
     compared_share: share of the entries of each tensor of the gradient that are compared, the largest ones by magnitude; 1 for
                     all (Fan et al. 2025, FedLeak, "partial gradient matching").
     gradient_penalty: from 0 to 1, weight of the norm of the loss's gradient, see `GradientPenalty`. Above 0, an iteration has two
@@ -271,7 +279,7 @@ def inverting_gradients(
         prior=Prior(
             tv=tv,
             variation=VariationTerm(measure=colour_variation if colour else total_variation, continuation=continuation),
-            map_tv=COSINE_MAP_TV if denoised else 0.0,
+            map_tv=(COLOUR_MAP_TV if colour else COSINE_MAP_TV) if denoised else 0.0,
             latent=latent,
             denoiser=named.get_denoiser_term(denoiser, denoiser_weight, denoiser_noise),
         ),

@@ -15,7 +15,8 @@ from attacker.attacks.simulation.gradients import squared_norm
 class LossScales:
     """Weights and thresholds of the loss of a search, (cases,) each, from the views of all cases.
 
-    smoothing: weight of the total variation in the loss.
+    smoothing: weight of the total variation in the loss, after the fall of `VariationTerm.continuation`.
+    map_smoothing: the part of `smoothing` that belongs to a MAP estimate from known noise, and does not fall during the search.
     enough, stuck: a search has converged once its loss is at most `enough`, and is restarted if its final loss is above `stuck`
                and a restart is left.
     least:     a search is given up because of a high loss (see `Stop.hopeless`) only while its loss is above this; the test
@@ -28,6 +29,7 @@ class LossScales:
     def __init__(self, attack: MatchingSettings, views: Sequence[View], count: int) -> None:
         self.attack, self.views, self.count = attack, views, count
         self.data = views[0].data
+        self.map_smoothing = self._compute_map_smoothing()
         self.smoothing = self._compute_smoothing()
         self._set_thresholds()
 
@@ -73,8 +75,7 @@ class LossScales:
         """Return the weight of the total variation for each case, (cases,); 0 for data that are not images.
 
         It is `Prior.tv` times the distance of the observed gradient from a zero gradient, a mean over observations weighted by
-        their `gamma`. If the power of the noise is known and distances are squared or cosines, `Prior.map_tv` times the weight of
-        a MAP estimate is added, also averaged over observations.
+        their `gamma`, plus `map_smoothing`.
 
         A null (the search without the gradient) has the weight `Prior.tv` if the distance is bounded, so that the loss of a zero
         gradient is 1. If the distance is not bounded, the null's weight is 1 if the attack's weight is above 0, since without a
@@ -84,13 +85,25 @@ class LossScales:
         gamma = torch.stack([view.rows["gamma"] for view in self.views])
         if not self.data.is_image:
             return torch.zeros_like(gamma[0])
-        denoised = prior.map_tv > 0 and (distance.squares or distance.bounded) and any(view.noisy for view in self.views)
         if not self.attack.sees_gradient:
-            return torch.full_like(gamma[0], prior.tv if distance.bounded else float(denoised or prior.tv > 0))
-        weight = prior.tv * _average(gamma, torch.stack([view.worst for view in self.views]))
-        if denoised:
-            weight = weight + prior.map_tv * _average(gamma, torch.stack([self._compute_map_weight(view) for view in self.views]))
-        return weight
+            return torch.full_like(gamma[0], prior.tv if distance.bounded else float(self._is_denoised or prior.tv > 0))
+        return prior.tv * _average(gamma, torch.stack([view.worst for view in self.views])) + self.map_smoothing
+
+    @property
+    def _is_denoised(self) -> bool:
+        distance = self.attack.objective.distance
+        known = any(view.noisy for view in self.views) and (distance.squares or distance.bounded)
+        return self.data.is_image and self.attack.prior.map_tv > 0 and known
+
+    def _compute_map_smoothing(self) -> Tensor:
+        """Return `Prior.map_tv` times the weight of a MAP estimate, averaged over observations, for each case, (cases,).
+
+        It is 0 unless the power of the noise is known, the data are images, and distances are squared or cosines; and for a null.
+        """
+        gamma = torch.stack([view.rows["gamma"] for view in self.views])
+        if not (self._is_denoised and self.attack.sees_gradient):
+            return torch.zeros_like(gamma[0])
+        return self.attack.prior.map_tv * _average(gamma, torch.stack([self._compute_map_weight(view) for view in self.views]))
 
     def _compute_map_weight(self, view: View) -> Tensor:
         """Return the weight of the total variation in a MAP estimate from the noise of one observation per case, (cases,)."""

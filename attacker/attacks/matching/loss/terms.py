@@ -51,7 +51,8 @@ class LossTerms:
         value = torch.zeros((), dtype=x.dtype, device=x.device) if belief is None else problem["gain"] * belief(x)
         if "smoothing" in problem:
             variation = self.attack.prior.variation
-            value = value + problem["gain"] * problem["smoothing"] * variation.compute_factor(share) * variation.measure(x)
+            weight = problem["smoothing"] + variation.compute_excess(share) * (problem["smoothing"] - problem["map_smoothing"])
+            value = value + problem["gain"] * weight * variation.measure(x)
         if "unit" in problem:
             value = value + problem["gain"] * problem["unit"] * self._measure_prior(z, x, problem, share)
         if "statistics" in problem:

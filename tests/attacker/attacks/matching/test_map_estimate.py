@@ -16,6 +16,8 @@ from attacker.attacks.closed_form.observations import observe as observe_closed
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.priors import (
+    COLOUR_MAP_TV,
+    COSINE_MAP_TV,
     NEIGHBOUR_CONTRAST,
     VariationTerm,
     compute_map_tv_weight,
@@ -181,7 +183,7 @@ def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: M
     assert mse(found.x, x).item() < mse(null.x, x).item()
 
 
-@pytest.mark.parametrize(("make", "share"), [(inverting_gradients, 0.5), (rog, 0.5), (cpl_by_cosine, 1.0)])
+@pytest.mark.parametrize(("make", "share"), [(inverting_gradients, COLOUR_MAP_TV), (rog, COSINE_MAP_TV), (cpl_by_cosine, 1.0)])
 def test_known_noise_adds_total_variation_to_cosines(
     make: Callable[..., GradientMatching], share: float, image_case: Make
 ) -> None:
@@ -199,11 +201,13 @@ def test_known_noise_adds_total_variation_to_cosines(
     assert weights[10.0] == pytest.approx(largest, rel=0.1)
 
 
+@pytest.mark.parametrize("defense", ["", "gaussian(0.001)"])
 @pytest.mark.parametrize(("share", "factor"), [(0.0, 100.0), (0.2, 10.0), (0.4, 1.0), (0.75, 1.0)])
 def test_continuation_lets_the_weight_of_total_variation_fall_in_the_first_two_fifths(
-    image_case: Make, share: float, factor: float
+    image_case: Make, share: float, factor: float, defense: str
 ) -> None:
-    case, x, y = image_case()
+    """The part of the weight that belongs to a MAP estimate from known noise is constant."""
+    case, x, y = image_case(defense=defense)
     batch = CaseBatch(inverting_gradients(tv=0.2, continuation=100.0), [case])
     z = torch.rand_like(x).reshape(1, -1)
     problem = batch.build_problem([0], z, y[None])
