@@ -67,7 +67,8 @@ class View(ObservedGradients):
         loss = self.training.loss
         self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), self.training, self.sizes)
         self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
-        self.noisy = bool(self.channel.noise({name: torch.ones_like(s[0]) for name, s in self.seen.items()}) > 0)
+        generic = {name: torch.linspace(0.5, 1.5, s[0].numel()).view_as(s[0]) for name, s in self.seen.items()}
+        self.noisy = bool(self.channel.noise(generic) > 0)
         self.bottleneck = self._find_bottleneck(places.shape[1])
         self._stack(places, gamma)
         if objective.batch_norm:

@@ -90,6 +90,12 @@ def test_without_noise_the_prior_has_no_weight(image_case: Make) -> None:
     assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 
+@pytest.mark.parametrize("defense", ["qsgd(1)", "qsgd(3)", "gaussian(0.01)", "gaussian(snr_db=0)"])
+def test_every_known_noise_gives_the_prior_a_weight(image_case: Make, defense: str) -> None:
+    case, _, _ = image_case(1, defense=defense)
+    assert CaseBatch(cpl(), [case]).scales.map_smoothing.item() > 0
+
+
 def test_prior_weight_follows_from_the_noise_of_the_gradient(image_case: Make) -> None:
     """The update is the gradient times the learning rate, 0.1, and the noise is in the update."""
     case, _, _ = image_case(1, defense="gaussian(0.002)")
