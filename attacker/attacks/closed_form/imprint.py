@@ -11,7 +11,7 @@ threshold, and G_i and g_i themselves take the place of the differences.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -141,8 +141,15 @@ class ImprintedExamples:
         order = self.rank().to(self.x.device)
         near = torch.cdist(self.x[order].flatten(1), self.x[order].flatten(1)).square() <= SAME_MSE * self.x[:1].numel()
         kept = order[~near.tril(-1).any(dim=1)] if len(order) else order
-        parts = (self.x, self.y, self.error, self.plausible, self.size, self.confidence)
-        return ImprintedExamples(*(part[kept] for part in parts), self.notes)
+        return replace(
+            self,
+            x=self.x[kept],
+            y=self.y[kept],
+            error=self.error[kept],
+            plausible=self.plausible[kept],
+            size=self.size[kept],
+            confidence=self.confidence[kept],
+        )
 
     def rank(self) -> Tensor:
         """Return the indices of the bins by descending confidence, undecided ones as 0.5, and then by descending size."""
