@@ -119,7 +119,7 @@ def _cut(module: nn.Module, given: Tensor) -> Tensor:
 
 
 def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
-    """Return the index of each of `values` among those of the example x, all different; None if they are not the same values."""
+    """Return the index of each of `values` among those of the example x, all different; None if the values differ."""
     given, order = x.flatten().sort()
     wanted, places = values.detach().flatten().sort()
     if not bool(((wanted - given).abs() <= MAX_ERROR * given.diff().clamp(min=1e-12).mean()).all()):
@@ -130,7 +130,7 @@ def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
 
 
 def _find_positions(logits: Tensor, made: Tensor, state: dict[str, Tensor], patches: int) -> tuple[str, slice] | None:
-    """Return the parameter whose gradient has, in its first or last rows, that of a layer's outputs, and these rows; else None."""
+    """Return the parameter whose gradient has that of a layer's outputs as its first or last rows, and these rows; or None."""
     width = made.shape[1] if made.ndim == 4 else made.shape[-1]
     held = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
     loss = logits.log_softmax(dim=1)[0, 0] if logits.shape[1] > 1 else logits.sum()
