@@ -134,15 +134,15 @@ def _find_positions(logits: Tensor, made: Tensor, state: dict[str, Tensor], patc
     width = made.shape[1] if made.ndim == 4 else made.shape[-1]
     held = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
     loss = logits.log_softmax(dim=1)[0, 0] if logits.shape[1] > 1 else logits.sum()
-    slope, *others = torch.autograd.grad(loss, [made, *held.values()], allow_unused=True, retain_graph=True)
-    if slope is None:
+    slope, *others = torch.autograd.grad(loss, [made, *held.values()], materialize_grads=True, retain_graph=True)
+    if not bool(slope.any()):
         return None
     wanted = slope.flatten(2)[0].T if slope.ndim == 4 else slope.reshape(-1, width)
     if len(wanted) != patches:
         return None
     for name, gradient in zip(held, others, strict=True):
         for rows in (slice(-patches, None), slice(patches)):
-            part = None if gradient is None else gradient.reshape(-1, width)[rows]
-            if part is not None and bool(((part - wanted).abs() <= MAX_ERROR * wanted.abs().max()).all()):
+            part = gradient.reshape(-1, width)[rows]
+            if bool(((part - wanted).abs() <= MAX_ERROR * wanted.abs().max()).all()):
                 return name, rows
     return None
