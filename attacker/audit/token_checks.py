@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacker.attacks.networks.discrete_inputs import EMBEDDINGS, find_token_embeddings, has_real_inputs
 from attacker.audit.defense_outputs import apply, draw_like
 from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim import models
-from fedsim.recording import Observation
+from fedsim.recording import DataSpec, Observation
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 TOKENS_RULE = "tokens-readable"
@@ -36,7 +36,7 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         return
     try:
         model = models.build(first.model, first.data)
-        embeddings, has_numbers = find_token_embeddings(model, first.data), has_real_inputs(model, first.data)
+        embeddings, has_numbers = _list_embeddings(model, first.data), has_real_inputs(model, first.data)
     except Exception as error:  # a network that is not built in may raise anything
         reason = f"the network raised {type(error).__name__} when it was run to find its embeddings of tokens: {error}"
         yield NotChecked(rule=TOKENS_RULE, reason=reason, kind="left out")
@@ -46,7 +46,34 @@ def check_tokens(observations: Sequence[Observation]) -> Iterator[CheckResult]:
         reason = f"no recorded embedding of at least {MIN_DIMENSIONS} dimensions is indexed by the inputs"
         yield NotChecked(rule=TOKENS_RULE, reason=reason)
         return
-    yield _judge(observations, wide, has_numbers=has_numbers)
+    tied = sorted(name for name in wide if embeddings[name])
+    if wide == set(tied):
+        reason = (
+            f"{', '.join(tied)} weights the outputs as well, which changes the rows of all tokens: this check does not tell "
+            "those that occur from the others, and an attacker may"
+        )
+        yield NotChecked(rule=TOKENS_RULE, reason=reason, kind="inconclusive")
+        return
+    yield _judge(observations, wide - set(tied), has_numbers=has_numbers)
+
+
+def _list_embeddings(model: nn.Module, data: DataSpec) -> dict[str, bool]:
+    """Return a dict from the parameters that embed tokens to whether they are outputs' weights as well, as in tied networks.
+
+    A parameter of several layers has the name under which it is recorded. It is an output's weight if, for examples of a single
+    token, the gradient of most of its rows is not zero. Raises what `model` raises for inputs of zeros or ones.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {id(model.get_parameter(name)) for name in find_token_embeddings(model, data)}
+    weights = {names[key]: model.get_parameter(names[key]) for key in own}
+    if not weights:
+        return {}
+    with torch.enable_grad():
+        model.requires_grad_(True)
+        outputs = model(torch.zeros(2, *data.shape)).square().sum()
+        gradients = torch.autograd.grad(outputs, list(weights.values()), allow_unused=True)
+    shares = [0.0 if g is None else float((g != 0).any(dim=1).double().mean()) for g in gradients]
+    return {name: share > 0.5 for name, share in zip(weights, shares, strict=True)}
 
 
 def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_numbers: bool) -> CheckResult:

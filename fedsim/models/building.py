@@ -204,10 +204,14 @@ def find_head(model: nn.Module, data: DataSpec | None = None) -> tuple[str, str 
 
     data: if given, only layers count whose number of outputs fits the number of classes. This matters for networks from outside
           this project, which may register their head before other linear layers, or have a convolution as their head.
-    Raises ValueError if there is no such layer.
+    Raises ValueError if there is no such layer, or if its weight is another layer's as well, such as an embedding's: the
+    gradient is then not that of the last layer alone.
     """
     name = find_last_linear(model, _list_output_counts(data) if data else None)
     prefix = f"{name}." if name else ""
+    weight = model.get_submodule(name).weight
+    if sum(any(own is weight for own in module._parameters.values()) for module in model.modules()) > 1:
+        raise ValueError(f"the weight of the last linear layer, {prefix}weight, is shared with another layer")
     return f"{prefix}weight", f"{prefix}bias" if isinstance(model.get_submodule(name).bias, nn.Parameter) else None
 
 

@@ -11,7 +11,7 @@ threshold, and G_i and g_i themselves take the place of the differences.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -89,7 +89,7 @@ class ImprintReadout:
         route = "prior alone"
         explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
         if self.sees_gradient:
-            read = _read_imprint(observe([case], knows_defense=False, device=self.device))
+            read = read_imprint(observe([case], knows_defense=False, device=self.device))
             kept = read.rank()[:count]
             n = len(kept)
             x[:n], y[:n], confidence[:n] = read.x[kept].float().cpu(), read.y[kept].cpu(), read.confidence[kept].float().cpu()
@@ -141,9 +141,15 @@ class ImprintedExamples:
         order = self.rank().to(self.x.device)
         near = torch.cdist(self.x[order].flatten(1), self.x[order].flatten(1)).square() <= SAME_MSE * self.x[:1].numel()
         kept = order[~near.tril(-1).any(dim=1)] if len(order) else order
-        parts = (self.x, self.y, self.error, self.plausible, self.size, self.confidence)
-        x, y, error, plausible, size, confidence = (part[kept] for part in parts)
-        return ImprintedExamples(x, y, error, plausible, size, confidence, self.notes)
+        return replace(
+            self,
+            x=self.x[kept],
+            y=self.y[kept],
+            error=self.error[kept],
+            plausible=self.plausible[kept],
+            size=self.size[kept],
+            confidence=self.confidence[kept],
+        )
 
     def rank(self) -> Tensor:
         """Return the indices of the bins by descending confidence, undecided ones as 0.5, and then by descending size."""
@@ -164,7 +170,7 @@ class ImprintedExamples:
         )
 
 
-def _read_imprint(observed: StackedObservations) -> ImprintedExamples:
+def read_imprint(observed: StackedObservations) -> ImprintedExamples:
     """Return the contents of the occupied bins of the imprint layer, for the first case of `observed`.
 
     Raises ValueError if the model has no imprint layer.

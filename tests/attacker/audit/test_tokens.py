@@ -217,3 +217,44 @@ def test_embedding_with_all_rows_changed_is_inconclusive(watch) -> None:  # type
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"
     assert isinstance(check(replace(one, payload=encode({**one.update, name: torch.zeros(VOCABULARY, 8)}))), PassedCheck)
+
+
+class Tied(nn.Module):
+    """A network for the next of six tokens, whose output layer has the weight of the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, VOCABULARY, bias=False)
+        self.tokens = nn.Embedding(VOCABULARY, 8)
+        self.tokens.weight = self.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.tanh(self.tokens(x.long())).mean(dim=1))
+        return logits
+
+
+class TiedByCode(Tied):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.tokens(x.long())).mean(dim=1) @ self.tokens.weight.T
+
+
+@pytest.mark.parametrize("network", ["Tied", "TiedByCode"])
+def test_tied_embeddings_show_no_tokens(observe, network: str) -> None:  # type: ignore[no-untyped-def]
+    """The output layer changes the rows of all tokens, those of likely ones far more than the median."""
+    spec, data = ModelSpec(name=f"{__name__}:{network}"), replace(DATA, num_classes=VOCABULARY)
+    models.admit(spec.name)
+    one = observe((SENTENCES, torch.tensor([0, 2])), model=spec, data=data)
+    found = check(one)
+    assert isinstance(found, NotChecked)
+    assert found.kind == "inconclusive"
+    assert "weights the outputs as well" in found.reason
+    assert not models.has_head(models.build(spec, data), data)
+    case = Case((one,))
+    assert any("linear" in reason for reason in find_unmet(AttackSpec(name="idlg").build(), case))
+    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    assert isinstance(exact, ClosedForm)
+    assert "last linear layer" in exact.plan(case).reasons["features"]

@@ -85,10 +85,14 @@ def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gener
     rows = torch.cat([weight, bias[:, None]], dim=1)
     h, certainty, note = divide_rows(rows / rows.abs().amax())
     x = ((h - layer.shift) / layer.scale).reshape(1, *observed.data.shape)
-    return DirectAnswer(x=x, y=_choose_label(observed, x, i, rng), certainty=certainty, notes=(note,) if note else ())
+    return DirectAnswer(x=x, y=choose_label(observed, x, i, rng), certainty=certainty, notes=(note,) if note else ())
 
 
-def _choose_label(observed: StackedObservations, x: Tensor, i: int, rng: Generator) -> Tensor:
+def choose_label(observed: StackedObservations, x: Tensor, i: int, rng: Generator) -> Tensor:
+    """Return the label (1,) of the only example x (1, *shape) of case i.
+
+    It is the one that fits best or, with many classes, inferred from the last layer.
+    """
     if observed.cases[i].known_labels is not None or observed.data.num_classes > MAX_TRIED_LABELS:
         return infer_case_labels(observed, i, rng).to(x.device)
     missed = [observed.measure_misfit(i, x, torch.tensor([label])) for label in range(observed.data.num_classes)]

@@ -12,13 +12,14 @@ from torch import Generator, Tensor
 from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
 from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
-from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, divide, find_direct_layer
+from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, choose_label, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
+from attacker.attacks.closed_form.patches import DEPENDENT, UNEXPLAINED, PatchLayer, find_patch_layer, solve_patches
 from attacker.attacks.closed_form.rgap.walk import WalkSettings
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
@@ -69,24 +70,27 @@ def solve_linear(observed: StackedObservations, rng: Generator, walk: WalkSettin
     recovered example separately. The example gets the label whose simulated gradient is closest to this computed gradient or, if
     none is close, the label whose simulated gradient has the most similar direction. An example that seems to occur several times
     in the batch is returned several times, with one label each.
-    A single example also follows if the model is no such chain, but has a linear layer that sees it directly, see `divide`.
+    A single example also follows if the model is no such chain, but has a linear layer that sees it directly, see `divide`, or
+    that sees its patches, see `solve_patches`.
     Raises ValueError if the model has neither a chain of layers that begins with a linear layer, nor such a layer.
     """
     first = choose_first_layer(observed)
+    if isinstance(first, PatchLayer):
+        return [_solve_patches(observed, i, rng) for i in range(len(observed.cases))]
     if isinstance(first, DirectLayer):
         return [_divide_case(observed, i, rng) for i in range(len(observed.cases))]
     return [_solve_case(observed, first, i, rng) for i in range(len(observed.cases))]
 
 
-def choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer:
-    """Return the chain that begins with a linear layer; if there is none, the layer that sees a single example directly.
+def choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer | PatchLayer:
+    """Return the chain that begins with a linear layer; if there is none, the layer that sees a single example or its patches.
 
     Raises ValueError with the reason why there is no chain if there is neither.
     """
     try:
         return _require_linear(observed)
     except ValueError:
-        direct = find_direct_layer(observed, 0) if observed.examples == 1 else None
+        direct = (find_direct_layer(observed, 0) or find_patch_layer(observed, 0)) if observed.examples == 1 else None
         if direct is None:
             raise
         return direct
@@ -221,6 +225,22 @@ def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> Close
     return ClosedFormAnswer(
         found.x, found.y, "linear", found.notes, stays=found.certainty[None], final=final, open_question=unsure
     )
+
+
+def _solve_patches(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
+    layer = find_patch_layer(observed, i)
+    x, certainty = (torch.zeros(0, *observed.data.shape), 0.0) if layer is None else solve_patches(observed, layer, i)
+    if not len(x) or layer is None:
+        return ClosedFormAnswer(x, torch.zeros(0, dtype=torch.long), "linear", (DEPENDENT,))
+    y = choose_label(observed, x, i, seed_generator(rng, observed.cases[i], "linear"))
+    first = observed.cases[i].observations[0]
+    unsure = ""
+    if first.training.mode == "train" and is_input_random(first.model, first.data, layer.name):
+        unsure = CHANGED_INPUTS
+    elif not bool(is_eight_bit(x).all()) and observed.measure_misfit(i, x, y) > MAX_AMBIGUOUS_MISFIT:
+        unsure = UNEXPLAINED
+    final = observed.estimate_noise(i) == 0 and certainty >= 1 - MAX_SETTLED_RESIDUAL and not unsure
+    return ClosedFormAnswer(x, y, "linear", stays=torch.full((1,), certainty), final=final, open_question=unsure)
 
 
 def _is_misstated(observed: StackedObservations, i: int, layer: Layer, whole: LabelledExamples) -> bool:

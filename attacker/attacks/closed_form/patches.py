@@ -1,0 +1,148 @@
+"""Example of an update from the gradients of a patch embedding and of the trained positions that are added to its outputs.
+
+A vision transformer maps each patch x_p of an image linearly to W x_p + b, and adds a trained vector to it for the position p.
+For one example, the gradient d_p of this vector is that of the embedding's output, and the gradient of W is the sum of d_p x_p^T.
+If the vectors d_p of all positions are linearly independent, all patches follow (Lu et al. 2022, "APRIL: Finding the Achilles'
+Heel on Privacy for Vision Transformers").
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attacker.attacks.closed_form.observations import StackedObservations
+from attacker.attacks.networks.forward import run_forward_pass
+
+MAX_ERROR = 1e-4
+"""Largest relative error at which an input counts as a scaled and shifted pixel, and two gradients as equal."""
+MIN_SINGULAR_VALUE = 1e-5
+"""Smallest singular value of the gradients of the positions, relative to the largest, at which they count as independent."""
+UNEXPLAINED = (
+    "with the stated loss and learning rate, the example does not explain the gradient of all layers: it is a mixture of several "
+    "examples, or clients train otherwise than stated"
+)
+DEPENDENT = (
+    "the gradients of the positions are linearly dependent, as with more patches than outputs of their embedding, so that the "
+    "patches do not follow from them"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchLayer:
+    """A layer that embeds each of P patches of an example by the same weight (D, F).
+
+    name: of the layer. positions: name of the trained positions, whose rows `rows` belong to the patches. pixels: (P, F) index of
+    the value of the flattened example that each input is. scale, shift: (P, F); the input is scale * value + shift.
+    """
+
+    name: str
+    positions: str
+    rows: slice
+    pixels: Tensor
+    scale: Tensor
+    shift: Tensor
+
+
+def find_patch_layer(observed: StackedObservations, i: int) -> PatchLayer | None:
+    """Return the layer that embeds the patches of the example of case i, see `PatchLayer`; None if there is none.
+
+    It is a linear layer, or a convolution whose stride is its kernel's size. It is found by forward passes of three examples at
+    the weights that the server sent. Positions are recognised by their gradient in the last pass. None also if the network fails.
+    """
+    data, state = observed.data, {name: w.detach().requires_grad_() for name, w in observed.get_weights(i).items()}
+    buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
+    drawn = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device, observed.dtype)
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    handles = [
+        module.register_forward_hook(lambda _, given, made, n=name: seen.setdefault(n, []).append((given[0], made)))
+        for name, module in observed.model.named_modules()
+        if isinstance(module, nn.Linear) or _reads_patches(module)
+    ]
+    try:
+        for x in (torch.zeros_like(drawn), torch.ones_like(drawn), drawn):
+            with torch.set_grad_enabled(x is drawn):
+                logits = run_forward_pass(observed.model, {**buffers, **state}, data.normalise(x[None]))
+    except Exception:  # a user's network may fail in any way, which the search reports
+        return None
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name, passes in seen.items():
+        weight = f"{name}.weight"
+        if len(passes) != 3 or weight not in observed.gradient or weight in observed.omitted:
+            continue
+        low, high, middle = (_cut(observed.model.get_submodule(name), given) for given, _ in passes)
+        if low.numel() != data.size or len(low) == 1:
+            continue
+        scale = high - low
+        if not float(scale.abs().min()) > MAX_ERROR * float(scale.abs().max()):
+            continue
+        pixels = _find_pixels((middle - low) / scale, drawn)
+        found = None if pixels is None else _find_positions(logits, passes[2][1], state, len(low))
+        if pixels is not None and found is not None and found[0] not in observed.omitted:
+            return PatchLayer(
+                name=name, positions=found[0], rows=found[1], pixels=pixels, scale=scale.detach(), shift=low.detach()
+            )
+    return None
+
+
+def solve_patches(observed: StackedObservations, layer: PatchLayer, i: int) -> tuple[Tensor, float]:
+    """Return the only example of case i, (1, *shape), and how certain it is: the explained share of the embedding's gradient.
+
+    The example is empty, (0, *shape), and the certainty 0 if the gradients of the positions are linearly dependent.
+    """
+    weight = observed.gradient[f"{layer.name}.weight"][i].flatten(1)
+    slopes = observed.gradient[layer.positions][i].reshape(-1, len(weight))[layer.rows]
+    values = torch.linalg.svdvals(slopes)
+    if len(slopes) > len(weight) or not float(values[-1]) > MIN_SINGULAR_VALUE * float(values[0]):
+        return weight.new_zeros(0, *observed.data.shape), 0.0
+    inputs = torch.linalg.pinv(slopes.T) @ weight
+    missed = float((slopes.T @ inputs - weight).square().sum() / weight.square().sum())
+    x = torch.empty(observed.data.size, dtype=weight.dtype, device=weight.device)
+    x[layer.pixels.flatten()] = ((inputs - layer.shift) / layer.scale).flatten()
+    return x.reshape(1, *observed.data.shape), max(0.0, 1 - missed)
+
+
+def _reads_patches(module: nn.Module) -> bool:
+    return (
+        isinstance(module, nn.Conv2d) and module.groups == 1 and module.stride == module.kernel_size and not any(module.padding)
+    )
+
+
+def _cut(module: nn.Module, given: Tensor) -> Tensor:
+    """Return the inputs of a layer for one example as rows (P, F), in the order in which its weight multiplies them."""
+    if isinstance(module, nn.Conv2d):
+        return functional.unfold(given, module.kernel_size, stride=module.stride)[0].T
+    return given.reshape(-1, given.shape[-1])
+
+
+def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
+    """Return the index of each of `values` among those of the example x, all different; None if the values differ."""
+    given, order = x.flatten().sort()
+    wanted, places = values.detach().flatten().sort()
+    if not bool(((wanted - given).abs() <= MAX_ERROR * given.diff().clamp(min=1e-12).mean()).all()):
+        return None
+    pixels = torch.empty_like(order)
+    pixels[places] = order
+    return pixels.reshape(values.shape)
+
+
+def _find_positions(logits: Tensor, made: Tensor, state: dict[str, Tensor], patches: int) -> tuple[str, slice] | None:
+    """Return the parameter whose gradient has that of a layer's outputs as its first or last rows, and these rows; or None."""
+    width = made.shape[1] if made.ndim == 4 else made.shape[-1]
+    held = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
+    loss = logits.log_softmax(dim=1)[0, 0] if logits.shape[1] > 1 else logits.sum()
+    slope, *others = torch.autograd.grad(loss, [made, *held.values()], materialize_grads=True, retain_graph=True)
+    if not bool(slope.any()):
+        return None
+    wanted = slope.flatten(2)[0].T if slope.ndim == 4 else slope.reshape(-1, width)
+    if len(wanted) != patches:
+        return None
+    for name, gradient in zip(held, others, strict=True):
+        for rows in (slice(-patches, None), slice(patches)):
+            part = gradient.reshape(-1, width)[rows]
+            if bool(((part - wanted).abs() <= MAX_ERROR * wanted.abs().max()).all()):
+                return name, rows
+    return None
