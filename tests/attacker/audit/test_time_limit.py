@@ -92,7 +92,7 @@ def test_an_attack_is_judged_on_the_cases_that_it_finished(run: Path) -> None:
         raise AssertionError("the time did not end")
 
     runs = prepare(run, replay)
-    runs.run(plan(runs.recording, 0.0), 10)
+    runs.run(plan(runs.recording, 0.0), 20)
     (attack,) = runs.attacks
     assert (attack.updates, attack.failed, attack.examples) == (1, 0, 4)
     (reason,) = [one.reason for one in runs.left_out]
