@@ -76,8 +76,8 @@ def rog(
     tv: as in `cpl`, and twice as much if clients send signs; the paper uses no total variation.
     colour: measure total variation along brightness and two colour differences, of which the latter count more
     (`colour_variation`), instead of along the channels.
-    denoised: if a defense adds noise of known variance to images' gradients, also add total variation, as in
-    `inverting_gradients`.
+    denoised: if a defense adds noise of known variance to images' gradients, also add total variation with half the weight of a
+    MAP estimate (`Prior.map_tv`).
     latent, denoiser, denoiser_weight, denoiser_noise: as in `inverting_gradients`; the paper has none of them.
     draws: as in `inverting_gradients`.
     knows_defense: as in `dlg`; simulated updates pass through the model of each defense (its channel) before they are compared.
