@@ -16,6 +16,9 @@ from fedsim.models.source_code import identify_code
 from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.safe_files import read_json
 
+ATTACKS_WITH_NEW_DEFAULTS = frozenset({"inverting_gradients"})
+"""Attacks whose defaults have changed since versions that wrote no identity into `attack.json`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
@@ -74,12 +77,13 @@ class Identity:
 
         Its name ends with `digest`. If an older version of this project wrote a folder for this replay under another name, that
         folder is returned, so that the replay is resumed. Such folders are looked for only if the fields `network`,
-        `attack_code`, `truth` and `files` are empty.
+        `attack_code`, `truth` and `files` are empty, and without an identity not for `ATTACKS_WITH_NEW_DEFAULTS`.
         """
         name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
         before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"
         others = (self.network, self.attack_code, self.truth, self.files)
-        if not any(others) and _read_identity(before) in ("", self.digest):
+        same = {self.digest} | (set() if self.spec.name in ATTACKS_WITH_NEW_DEFAULTS else {""})
+        if not any(others) and _read_identity(before) in same:
             return before
         return out / f"{name}-{self.digest}"
 

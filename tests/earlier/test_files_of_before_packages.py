@@ -29,11 +29,14 @@ from fedsim.recording import Recording
 
 ARCHIVE = Path(__file__).with_name("before_packages.tar.xz")
 SPECS = {
-    "inverting_gradients-5b9bd6e2": AttackSpec(name="inverting_gradients", arguments={"steps": 16, "restarts": 2, "tv": 1e-3}),
     "cpl-b925eaaf": AttackSpec(name="cpl", arguments={"steps": 5}),
     "cpl-c7869a98": AttackSpec(name="cpl", arguments={"steps": 12, "optimiser": "wolfe", "tv": 1e-5}),
     "agic-ce5aa378": AttackSpec(name="agic", arguments={"steps": 16, "pre_steps": 4}),
 }
+
+
+OTHER_DEFAULTS = AttackSpec(name="inverting_gradients", arguments={"steps": 16, "restarts": 2, "tv": 1e-3})
+"""A killed search in the archive, `inverting_gradients-5b9bd6e2`, whose defaults have changed since."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,15 @@ def test_a_killed_search_continues_to_the_result_of_an_uninterrupted_one(before:
         assert mine.iterations == theirs.iterations
         assert torch.equal(mine.y, theirs.y)
         torch.testing.assert_close(mine.x, theirs.x, atol=1e-3, rtol=0)
+
+
+def test_a_killed_search_with_other_defaults_begins_anew(before: Path) -> None:
+    out = before / "plain" / "reconstructions"
+    kept = {path: path.read_bytes() for path in (out / "inverting_gradients-5b9bd6e2").iterdir()}
+    replayed = Replay(recording=Recording(before / "plain" / "recording"), spec=OTHER_DEFAULTS, out=out, chunk=4).run()
+    assert replayed.folder.name != "inverting_gradients-5b9bd6e2"
+    assert replayed.failed == {}
+    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_a_killed_federation_continues_to_the_weights_of_an_uninterrupted_one(before: Path) -> None:

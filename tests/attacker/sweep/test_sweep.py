@@ -189,7 +189,7 @@ def test_knowledge_of_the_defense_is_that_of_the_chosen_setting(
     text, _, _ = GRID.partition("exact =")
     grid = read_grid(write(tmp_path, f"{text}inverting_gradients = {{ steps = 2, {settings} }}\n"))
     errors = iter([chosen, 1 - chosen])
-    monkeypatch.setattr(federations, "_mean_error", lambda rows: next(errors))
+    monkeypatch.setattr(federations, "_compute_mean_error", lambda rows: next(errors))
     scores = federations.measure_federation(grid, grid.federations[1], tmp_path / "out").attacks["inverting_gradients"]
     assert scores.spec == str(grid.attacks[0].candidates[chosen])
     assert scores.knows is bool(chosen)
