@@ -29,8 +29,8 @@ four of the tuning part of CIFAR-10, for signal-to-noise ratios of 0, 10 and 20 
 
 COLOUR_MAP_TV = 0.25
 """The same with `colour_variation`, which is larger for the same image. It was chosen among 0.06, 0.1, 0.15, 0.25 and 0.5 on six
-images of the tuning part of CIFAR-10, for ratios of 0 and 10 dB, and with the larger weights that were better at 64x64 pixels in
-mind (benchmarks/results/tuning)."""
+images of the tuning part of CIFAR-10, for ratios of 0 and 10 dB. At 0 dB smaller weights were better, but at 64x64 pixels larger
+ones (benchmarks/results, tuning and rog)."""
 
 COLOUR_AXES = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))
 """Axes of the space of RGB values, not normalised: brightness, red against blue, and green against both."""

@@ -67,7 +67,11 @@ class View(ObservedGradients):
         loss = self.training.loss
         self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), self.training, self.sizes)
         self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
-        generic = {name: torch.linspace(0.5, 1.5, s[0].numel()).view_as(s[0]) for name, s in self.seen.items()}
+        # Values that differ: QSGD sends values that are all equal without noise. Not the update, which the null must not read.
+        generic = {
+            name: torch.linspace(0.5, 1.5, s[0].numel(), dtype=s.dtype, device=s.device).view_as(s[0])
+            for name, s in self.seen.items()
+        }
         self.noisy = bool(self.channel.noise(generic) > 0)
         self.bottleneck = self._find_bottleneck(places.shape[1])
         self._stack(places, gamma)
