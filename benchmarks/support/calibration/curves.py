@@ -6,7 +6,7 @@ answers are few, the curve reports probabilities in one of `UNDECIDED_BANDS` aro
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -15,16 +15,19 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
-from support.calibration.cases import attack_cell
+from support.calibration.cases import Cell, attack_cell
 from support.calibration.grid import CELLS
 from support.calibration.reliability import measure_calibration_error
 from support.contract import Options, ResultRow
+from support.splits import DATA_FILES, count_part
 
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, get_curve_family
 from attacker.scoring.statistics import Floats
 
 ANSWERS_FILE = Path(__file__).parents[3] / "build" / "confidence.jsonl"
 ATTACK_SEEDS = (1, 2)
+NUM_SKIPPED_PER_SEED = 150
+"""Number of examples of each data set that are left out for each seed after the first."""
 RIDGE_PENALTY = 0.002
 """Penalty on the squared weights of standardised features, per answer."""
 MIN_PENALISED_ANSWERS = 300
@@ -75,7 +78,7 @@ def fit_confidence(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Fit all curves, and write them to calibration.json; with --quick attack only two cells of the grid, and write nothing.
 
     Without --quick, curves are fitted to the answers in `ANSWERS_FILE`. If it does not exist, it is written first: all cells of
-    `CELLS` are attacked, which takes half an hour on one core. Returns a row per curve, and a summary with the number of curves.
+    `CELLS` are attacked, which takes about an hour on one core. Returns a row per curve, and a summary with the number of curves.
     """
     if options.quick:
         corner = [replace(cell, cases=1) for cell in CELLS["single"][:2]]
@@ -83,7 +86,7 @@ def fit_confidence(options: Options) -> tuple[list[ResultRow], ResultRow]:
     else:
         if not ANSWERS_FILE.exists():
             _record_answers(options)
-        records = [json.loads(line) for line in ANSWERS_FILE.read_text().splitlines()]
+        records = [record for line in ANSWERS_FILE.read_text().splitlines() for record in json.loads(line)]
     curves = [curve for key in ROUTE_FEATURES if (curve := fit_route(records, *key)) is not None]
     if not options.quick:
         CALIBRATION_FILE.write_text(
@@ -94,20 +97,41 @@ def fit_confidence(options: Options) -> tuple[list[ResultRow], ResultRow]:
 
 
 def _record_answers(options: Options) -> None:
-    """Attack all cells with examples of the tuning part, and write one record per reconstruction to `ANSWERS_FILE`."""
+    """Attack all cells with examples of the tuning part, and write `ANSWERS_FILE`: a line per cell, a list of reconstructions.
+
+    A run that was interrupted continues after the last cell of which all reconstructions were written.
+    """
     torch.set_num_threads(1)
     ANSWERS_FILE.parent.mkdir(parents=True, exist_ok=True)
     partial = ANSWERS_FILE.with_suffix(".partial")
-    with partial.open("w") as file:
-        for seed in ATTACK_SEEDS:
-            taken: dict[str, int] = {}
-            for cell in (cell for cells in CELLS.values() for cell in cells):
-                skip = taken.get(cell.data, 0) + 150 * (seed - 1)
-                taken[cell.data] = taken.get(cell.data, 0) + cell.cases * cell.examples
-                for one in attack_cell(cell, replace(options, seed=seed), part="tuning", skip=skip):
-                    file.write(json.dumps(asdict(one)) + "\n")
-                file.flush()
+    lines = partial.read_text().splitlines(keepends=True) if partial.exists() else []
+    done = [line for line in lines if line.endswith("\n")]
+    partial.write_text("".join(done))
+    with partial.open("a") as file:
+        for seed, cell, skip in list(_list_attacked_cells(options))[len(done) :]:
+            answers = attack_cell(cell, replace(options, seed=seed), part="tuning", skip=skip)
+            file.write(json.dumps([asdict(answer) for answer in answers]) + "\n")
+            file.flush()
     partial.rename(ANSWERS_FILE)
+
+
+def _list_attacked_cells(options: Options) -> Iterator[tuple[int, Cell, int]]:
+    """Yield the seed, the cell and the number of examples to skip, for all attacks whose answers the curves are fitted to.
+
+    With one seed, no two cells have the same images, unless the tuning part of a data set has too few: then the first ones are
+    used again.
+    """
+    cells = [cell for group in CELLS.values() for cell in group]
+    num_available = {name: count_part(options, name, "tuning") for name in {cell.data for cell in cells} & DATA_FILES.keys()}
+    for seed in ATTACK_SEEDS:
+        num_taken: dict[str, int] = {}
+        for cell in cells:
+            skip = num_taken.get(cell.data, 0) + NUM_SKIPPED_PER_SEED * (seed - 1)
+            needed = cell.cases * cell.examples
+            num_taken[cell.data] = num_taken.get(cell.data, 0) + needed
+            if skip + needed > num_available.get(cell.data, skip + needed):
+                skip = (skip + needed) % num_available[cell.data]
+            yield seed, cell, skip
 
 
 def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow | None:
@@ -115,6 +139,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
 
     records: answers of all routes, as in `ANSWERS_FILE`. route: method whose answers the curve is fitted to, such as
     "optimisation"; for routes in ROUTES_FITTED_WITH_SEARCHES also to answers of searches. kind: "images", or "rows" for tables.
+    Answers without evidence for all features, such as those of searches that were given up, are left out.
     """
     features = ROUTE_FEATURES[route, kind]
     own = [r for r in records if get_curve_family(r["route"]) == route and r["is_image"] == (kind == "images")]
@@ -123,7 +148,7 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
     if route in ROUTES_FITTED_WITH_SEARCHES:
         own += [r for r in records if r["route"] == "optimisation" and r["is_image"] == (kind == "images")]
     limits = MAX_DECIDED_EVIDENCE.get((route, kind), {})
-    own = [kept for r in own if (kept := _select_within(r, limits))["recovered"]]
+    own = [kept for r in own if set(features) <= r["evidence"].keys() and (kept := _select_within(r, limits))["recovered"]]
     y = np.array([float(right) for r in own for right in r["recovered"]])
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
