@@ -13,6 +13,9 @@ the images of a batch (a PSNR above 100 dB counts as 100), the shares of images 
 
 Table `learned`: mean PSNR of `learning_to_invert` and of `inverting_gradients`, which both know the defense, on batches of one to
 four images behind an untrained LeNet, beside the mean PSNR of their nulls (support/learned_inversion.py).
+
+Table `batch_norm`: mean PSNR of `inverting_gradients` on clients that train in mode "train" and return the running statistics of
+their batch norm layers, with and without the term for these statistics, beside the null (support/returned_statistics.py).
 """
 
 import tempfile
@@ -22,11 +25,12 @@ from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
 from support.contract import ResultRow, parse_options, print_results
 from support.learned_inversion import list_learned_settings, make_learned_row
+from support.returned_statistics import list_statistics_settings, make_statistics_row
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned"))
+    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm"))
     if options.table == "cocktail":
         separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
         print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, options)
@@ -36,6 +40,11 @@ def main() -> None:
             settings = list_learned_settings(quick=options.quick)
             learned = [make_learned_row(options, *one, Path(folder)) for one in settings]
         print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, options)
+        return
+    if options.table == "batch_norm":
+        returned = [make_statistics_row(options, *setting) for setting in list_statistics_settings(quick=options.quick)]
+        gain = min(row["psnr with"] - row["psnr without"] for row in returned)
+        print_results("batches batch_norm", returned, {"worst_gain": gain}, options)
         return
     rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}

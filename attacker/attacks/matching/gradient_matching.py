@@ -215,7 +215,8 @@ class MatchingRun:
         A null is never given up as hopeless, nor a search if clients draw random numbers (`draws_at_random`): even the loss of
         the true examples is high then. Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in
         restart 0 of an attack with warm starts, since the loss of a search from a warm start may rise at first. Both tests are
-        also left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far.
+        also left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far, and
+        if the loss compares returned statistics of batch norm, for which the tests were not chosen.
         """
         stop = self.attack.search.stop
         if not self.attack.sees_gradient or self._draws_at_random:
@@ -223,7 +224,8 @@ class MatchingRun:
         declared = any(
             observation.defenses.steps or observation.gradient.step for case in self.cases for observation in case.observations
         )
-        return replace(stop, early=(), stall=None) if declared or (self.attack.warm_start and restart == 0) else stop
+        is_warm = self.attack.warm_start is not None and restart == 0
+        return replace(stop, early=(), stall=None) if declared or is_warm or self.batch.views_with_statistics else stop
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.

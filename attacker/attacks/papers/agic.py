@@ -37,6 +37,7 @@ def agic(
     learning_rate: float = 0.0,
     signed: bool = True,
     label_rule: Annotated[str, OneOf(tuple(labels.LABEL_RULES))] = "inferred",
+    batch_norm: float = 1.0,
     local_steps: LocalSteps = "one_batch",
     surrogate: bool = False,
     order_invariant: float = 0.0,
@@ -66,7 +67,7 @@ def agic(
     `cpl`, pixels are not bounded, and the search stops once its best loss has decreased by at most 5 % over the last 200 gradient
     evaluations.
     learning_rate: 0 for the optimiser's default, which is 0.1 for adam. signed: adam uses only the sign of the gradient.
-    label_rule: as in `cpl`, but not joint.
+    label_rule: as in `cpl`, but not joint. batch_norm: as in `inverting_gradients`; the paper has no such term.
     local_steps: one_batch treats all local steps as one, simulated simulates each.
     surrogate: for one_batch, compute the gradient at a point between the weights sent and those returned. This point is optimised
     together with the images (SME).
@@ -103,6 +104,7 @@ def agic(
             layers=weigh_by_depth(beta, shape, relu_modifier=relu_modifier),
             robust=robust,
             later=later,
+            batch_norm=batch_norm,
         ),
         simulation=Simulation(
             local_steps=named.check_local_steps(local_steps),

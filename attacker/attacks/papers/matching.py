@@ -190,7 +190,7 @@ def inverting_gradients(
     closed_form_start: bool = False,
     compiled: bool = False,
     give_up: float = GIVE_UP_SHARE,
-    batch_norm: float = 0.0,
+    batch_norm: float = 1.0,
     feature_matching: float = 0.0,
     latent: float = 0.0,
     denoiser: Annotated[str, OneOf((NO_ENHANCER,))] = NO_ENHANCER,
@@ -224,12 +224,13 @@ def inverting_gradients(
              first loss, and above 0.1 (the cosine distance of a gradient of zeros is 1). It also stops if its best loss is above
              0.1 and above the share of its first loss that `EARLY_LIMITS` states for 6, 15 and 30 steps, or if it is stalled near
              the loss of a grey image after 45 of at least 300 steps (`INVERTING_STALL`). These two tests are made only without a
-             defense, not in the first start with closed_form_start, and only with the settings for which they were chosen:
-             unsigned steps at the default learning rate, in pixels, without further terms of the loss. 0 never stops a search.
+             defense or returned statistics of batch norm, not in the first start with closed_form_start, and only with the
+             settings for which they were chosen: unsigned steps at the default learning rate, in pixels, without further terms of
+             the loss. 0 never stops a search.
              The null (the search without the gradient) is never stopped, and no search if clients draw random numbers while
              they train (dropout, MixUp).
     batch_norm: weight of the difference between the batch-norm statistics of the images and the statistics that the client
-                returned, if clients train in mode "train" and return them (`buffers="shared"`).
+                returned, if clients train in mode "train" and return them (`buffers="shared"`); the paper has no such term.
     feature_matching: weight of the distance between the features (inputs of the last layer) of the images and those that the last
                       layer's gradient determines (Liu et al. 2024); the paper uses none. A value to try: 0.1.
     latent: weight of the mean square of the latents, relative to the loss of a zero gradient, for decoders whose latents have a
@@ -258,9 +259,7 @@ def inverting_gradients(
                       gradient evaluations (FedLeak, "gradient regularization").
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
-    is_calibrated = is_calibrated and not (
-        batch_norm or feature_matching or latent or consistency or gradient_penalty or draws or surrogate
-    )
+    is_calibrated = is_calibrated and not (feature_matching or latent or consistency or gradient_penalty or draws or surrogate)
     is_calibrated = is_calibrated and compared_share == 1
     optimiser: Optimiser = Adam(learning_rate=learning_rate, signed=signed)
     if gradient_penalty:

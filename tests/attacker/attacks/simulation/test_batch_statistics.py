@@ -9,8 +9,10 @@ from observations import make_observation
 from torch import Tensor, nn
 from torch.func import vmap
 
-from attacker.attacks import Case, inverting_gradients
+from attacker.attacks import ATTACKS, Case, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.presets import get_arguments
 from attacker.attacks.simulation.batch_statistics import Statistics, compute_statistics, measure_mismatch, read_statistics
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
@@ -156,3 +158,24 @@ def test_the_null_never_reads_returned_statistics() -> None:
     null = inverting_gradients(batch_norm=1.0, steps=2).null()
     one, two = (null([Case((seen,))], rng=torch.Generator().manual_seed(3))[0] for seen in (observation, other))
     assert torch.equal(one.x, two.x)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_early_tests_for_hopeless_searches_are_left_out_with_returned_statistics(early: bool) -> None:
+    """With limits that every search exceeds, only a search without statistics is stopped after the fourth iteration."""
+    case = Case((observe(draw_batches(1)),))
+    stop = Stop(patience=20, give_up=0.5, hopeless=1e9, early=((4, 0.0),), unexplained=0.0)
+    attack = inverting_gradients(steps=20, batch_norm=0.0 if early else 1.0).copy_with(stop=stop)
+    (found,) = attack([case], rng=torch.Generator().manual_seed(0))
+    assert len(found.loss) == (4 if early else 20)
+
+
+@pytest.mark.parametrize("name", ["inverting_gradients", "agic"])
+def test_by_default_a_search_compares_the_statistics_that_clients_return(name: str) -> None:
+    """Statistics that belong to other images change the answer, unless the search is that of the paper."""
+    observation = observe(draw_batches(1))
+    other = replace(observation, buffers_after={name: 2 * b for name, b in observation.buffers_after.items()})
+    for arguments, same in (({}, False), (get_arguments(name, "published", MODEL, DATA), True)):
+        attack = ATTACKS[name](**{**arguments, "steps": 2})
+        one, two = (attack([Case((seen,))], rng=torch.Generator().manual_seed(3))[0] for seen in (observation, other))
+        assert torch.equal(one.x, two.x) == same
