@@ -100,6 +100,18 @@ def test_the_named_budget_is_enough(folder: Path, tmp_path: Path) -> None:
         assert name in plan(recording, tmp_path, float(seconds))[0]
 
 
+def test_inverting_gradients_is_shortened_before_it_is_left_out(folder: Path, tmp_path: Path) -> None:
+    """All of the tuned 1,200 iterations are made while they fit for one client, and a quarter of them under smaller budgets."""
+    recording, name = Recording(folder), "inverting_gradients"
+    plans = cache(lambda step: plan(recording, tmp_path, 0.01 * 1.2**step)[0])
+    first = bisect_left(range(80), True, key=lambda step: name in plans(step))
+    whole = bisect_left(range(80), True, key=lambda step: step >= first and plans(step)[name].spec.arguments["steps"] == 1200)
+    assert first < whole < 80
+    for step in range(first, whole):
+        assert plans(step)[name].spec.arguments["steps"] == 300
+        assert len({row.client for row in plans(step)[name].rows}) == 1
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(steps: int, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16]}
