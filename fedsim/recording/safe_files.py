@@ -165,14 +165,16 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
         return content
 
 
-def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
+def read_json(path: Path, *, below: Path | None = None, limit: int = MAX_JSON_BYTES) -> Any:
     """Return the parsed content of a JSON file.
 
+    below: folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     Raises DamagedFile, naming the file, if it is missing, a link, larger than `limit` bytes, or not valid JSON; NaN and infinity
     are not valid.
     """
     try:
-        return parse_json(read_bytes(path.parent, path.name, limit=limit))
+        below = below or path.parent
+        return parse_json(read_bytes(below, path.relative_to(below).as_posix(), limit=limit))
     except DamagedFile:
         raise
     except json.JSONDecodeError as error:

@@ -111,7 +111,7 @@ def read_example(run: Path, name: str, number: int) -> Tensor:
         return example.float()
 
 
-def read_metadata(run: Path, name: str) -> dict[str, str]:
+def read_header(run: Path, name: str) -> dict[str, str]:
     """Return the metadata in the header of the safetensors file `name` below `run`; {} if the header has none.
 
     Raises DamagedFile if the file is missing or is not a safetensors file.
