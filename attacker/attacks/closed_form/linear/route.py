@@ -15,8 +15,8 @@ from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, e
 from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, choose_label, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
-from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.patches import DEPENDENT, UNEXPLAINED, PatchLayer, find_patch_layer, solve_patches
@@ -166,14 +166,12 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
 def _explain_batch(observed: StackedObservations, chain: Chain, i: int, linear: LinearAnswer) -> _Labelled:
     """Return the labels that explain each example's part of the gradient. Raises ValueError if these parts are not known."""
     batch = explain(
-        observed.model,
         chain,
         observed.get_weights(i),
         observed.training.loss,
         linear,
         observed.examples,
         bounds=observed.get_input_range(),
-        feed=lambda x: observed.data.normalise(observed.restore_examples(x)),
     )
     return _Labelled(
         batch.x,

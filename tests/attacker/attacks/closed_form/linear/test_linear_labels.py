@@ -17,7 +17,7 @@ BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[LabelledExamples, Tensors]:
     weights, gradient = gradient_of(model, x, y, loss)
     answer = recover(model, weights, gradient, len(x))
-    return explain(model, read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
+    return explain(read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
 def measure_misfit(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
@@ -78,7 +78,7 @@ def test_labels_of_an_unseparated_batch_are_refused() -> None:
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
     with pytest.raises(ValueError, match="labels cannot be found"):
-        explain(model, read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
+        explain(read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
 
 
 @pytest.mark.parametrize("size", [2, 5])
