@@ -13,8 +13,8 @@ from attacker.attacks.closed_form.peeling.assembly import compose
 from attacker.attacks.closed_form.peeling.equations import ComposedEquations, EquationSides, Tangent
 from attacker.attacks.closed_form.peeling.peeled import PEELING, PeelingAnswers, PeelingSettings, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
+from attacker.attacks.closed_form.rgap.recursion import Point, solve_last_layer, solve_layer, solve_layers
 from attacker.attacks.closed_form.rgap.system import EquationValues
-from attacker.attacks.closed_form.rgap.walk import Point, solve_last_layer, solve_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, read_chain
 from defenses.base import Tensors
 from fedsim import models

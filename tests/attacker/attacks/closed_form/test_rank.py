@@ -18,8 +18,8 @@ from torch.func import functional_call, grad, jacfwd
 
 from attacker.attacks.closed_form.rank.analysis import RankReport, analyse_rank, count_virtual_constraints
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings, solve_last_layer, solve_layers
 from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, apply_maps
-from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
 from attacker.commands.rank_output import make_table, write_headline, write_verdict
 from fedsim import models
@@ -124,9 +124,9 @@ def measure_attack_error(network: RandomNetwork) -> float:
     loss = nn.functional.cross_entropy(network.model(x), torch.tensor([0]))
     gradient = {key: g[None] for key, g in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True)}
     stacked = {key: w.detach()[None] for key, w in weights.items()}
-    walk = WalkSettings(tolerance=1e-14, iterations=20_000)
+    rgap = RgapSettings(tolerance=1e-14, iterations=20_000)
     ends = [
-        solve_layers(network.chain, stacked, gradient, p, walk)
+        solve_layers(network.chain, stacked, gradient, p, rgap)
         for p in solve_last_layer(network.chain, stacked, gradient, "cross_entropy")
     ]
     return min(float((end.f.reshape(x.shape) - x).square().mean()) for end in ends)
