@@ -94,17 +94,17 @@ def explain(
             f"labels cannot be found, because the batch's gradient was not split into those of its examples ({reason}); use "
             "assign_labels, which does not need them"
         )
-    network = _Network(chain, {name: w.double() for name, w in weights.items()}, loss)
+    simulation = _LabelSimulation(chain, {name: w.double() for name, w in weights.items()}, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
     x, y, source, misfit, turned, beside, twins, mixed = [], [], [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
             one, twin = answer.x[i], False
         else:
-            one, twin = network.find_norm(answer.x[i], answer.d[i] * examples, bounds)
+            one, twin = simulation.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
         part = answer.d[i] * examples / length
-        each = network.simulate_all_labels(one[None])[0]
+        each = simulation.simulate_all_labels(one[None])[0]
         labels, missed = _find_labels(each, part, spare)
         spare -= len(labels) - 1
         x += [one] * len(labels)
@@ -112,7 +112,7 @@ def explain(
         source += [i] * len(labels)
         misfit.append(missed)
         turned.append(min(missed, _measure_angle(each, part)))
-        beside.append(_measure_distance(torch.cat([each, compute_output_gradient(chain, network.weights, one[None])]), part))
+        beside.append(_measure_distance(torch.cat([each, compute_output_gradient(chain, simulation.weights, one[None])]), part))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(each[:, None], part[None])))
     return LabelledExamples(
@@ -123,8 +123,8 @@ def explain(
 
 
 @dataclass(frozen=True)
-class _Network:
-    """The network, the loss and the number of labels for which gradients are simulated."""
+class _LabelSimulation:
+    """Simulation of gradients with each label: the network, its weights by name, and the name of the loss."""
 
     chain: Chain
     weights: Tensors
