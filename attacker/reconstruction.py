@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import write_tensors
@@ -124,14 +123,14 @@ class Reconstruction:
     def read(cls, path: Path) -> "Reconstruction":
         """Read a file that `write` wrote. Raises ValueError, naming the file, if it cannot be read as a reconstruction."""
         try:
-            with open_tensors(path, limit=MAX_BYTES) as file:
+            with open_tensors(path.parent, path.name, limit=MAX_BYTES) as file:
                 facts = parse_json(file.metadata()["facts"], finite=False)
                 tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "explained", "loss")}
             _check_tensors(tensors)
             facts = _check_metadata(facts, len(tensors["x"]))
         except DamagedFile as error:
             raise ValueError(f"{path}: not a reconstruction: {error.reason}; replay the attack again") from None
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}; replay the attack again") from None
         return cls(**tensors, **facts)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.learned.perceptual import load_lpips
+from attacker.replay.environment import describe_environment
 from attacker.report.pairs import read_pair_tensors
 from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
 from attacker.scoring.comparison import compare_examples
-from attacker.scoring.environment import describe_environment
 from attacker.scoring.measures import make_empty_measures
 from attacker.scoring.states import REASON_UNMATCHED
 from fedleak import figures

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from attacker.attacks.base import Look
@@ -149,7 +148,7 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
     tensors: whether to read the saved states; if False, `kept` holds only states without any tensor.
     """
     try:
-        with open_tensors(path, limit=MAX_BYTES) as file:
+        with open_tensors(path.parent, path.name, limit=MAX_BYTES) as file:
             facts = file.metadata() or {}
             kept: dict[str, dict[str, Tensor]] = {key: {} for key in parse_json(facts["empty"])}
             for i, (key, name) in enumerate(parse_json(facts["names"]) if tensors else ()):
@@ -158,7 +157,7 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
             if not isinstance(cases, list) or not all(isinstance(case, str) for case in cases):
                 return None
             return ReplayCheckpoint(cases=tuple(cases), origin=facts["origin"], kept=kept)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         return None
 
 

@@ -35,9 +35,10 @@ REPLAY_ADVICE = "replay the attack again"
 RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
 
 
-def read_metadata(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path, *, below: Path | None = None) -> dict[str, Any]:
     """Return the content of an `attack.json`.
 
+    below: folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     Raises DamagedFile, naming the file and what to do, if it is missing or invalid, or if the name of its folder does not match
     `SAFE_NAME`.
     """
@@ -48,7 +49,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
             "a-z 0-9 _ . - and begin with none of . -; rename the folder",
         )
     try:
-        facts = read_json(path, limit=MAX_BYTES)
+        facts = read_json(path, below=below, limit=MAX_BYTES)
     except DamagedFile as error:
         raise DamagedFile(path, f"{error.reason}; {REPLAY_ADVICE}") from None
     try:

@@ -6,9 +6,10 @@ No other package of the attacker reads the files of truth. True labels and logit
 from attacker.scoring.growth import CaseGrowth, GrowthPoint, read_growth, summarise_growth
 from attacker.scoring.rows import ScoreRow, read_rows, to_pandas, write_csv
 from attacker.scoring.score import Scorer
+from attacker.scoring.score_tests import Comparison
 from attacker.scoring.statistics import Distribution, Estimate
 from attacker.scoring.summary import Summary, summarise
-from attacker.scoring.verdict import Comparison, Verdict
+from attacker.scoring.verdict import Verdict
 
 __all__ = [
     "CaseGrowth",

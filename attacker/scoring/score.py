@@ -18,10 +18,10 @@ from torch import Tensor
 from attacker.attacks.learned.perceptual import BACKBONES, Lpips, load_lpips
 from attacker.attacks.learned.perceptual import load as load_backbone
 from attacker.reconstruction import Reconstruction
+from attacker.replay.environment import describe_environment
 from attacker.replay.metadata_reader import read_metadata
 from attacker.scoring import semantic
 from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients, read_answer
-from attacker.scoring.environment import describe_environment
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure

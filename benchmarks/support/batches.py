@@ -2,22 +2,15 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Generator, Tensor
-
 from attacker.attacks import AttackSpec, Case
 from attacker.reconstruction import Reconstruction
-from attacker.scoring.metrics import psnr
 from fedsim.recording import Observation, Training
 from support.contract import Options, ResultRow, measure_cpu
+from support.matches import EXACT_DB, count_exact, count_false, run_if_applicable
 from support.rounds.federation import make_mlp_client, pretrain
 from support.single_cases import LocalBatch, LocalClient
 from support.splits import Part, load_images
 
-EXACT_DB = 60.0
-"""PSNR above which an image counts as exact."""
-CERTAIN = 0.9
-"""Confidence above which an answer counts as certified."""
 TRAINING_IMAGES, TRAINING_STEPS = 512, 300
 SAME_EXAMPLES_DEFENSES = ("", "clip(max_norm=0.01)", "gaussian(snr_db=60)", "gaussian(snr_db=20)")
 """Defenses of the rows of several rounds of the same examples at the rate 0.01."""
@@ -69,7 +62,7 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
     """Return one row. Its column `exact` is the share of images recovered with a PSNR above `EXACT_DB`.
 
     null: this share for the attack's null, which answers with grey images. certified: number of answers with a confidence above
-    `CERTAIN`. false_certificates: number of certified answers whose PSNR to every image is at most `EXACT_DB`. part: split of the
+    0.9. false_certificates: number of certified answers whose PSNR to every image is at most `EXACT_DB`. part: split of the
     data that the images are from.
     """
     count, seed = setting.batch * setting.steps, options.seed + setting.draw
@@ -84,8 +77,7 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
     with measure_cpu() as clock:
         found = _attack(case, options, null=False)
     null = _attack(case, options, null=True)
-    best = _measure_best(found, images.x)
-    sure = torch.zeros(0, dtype=torch.bool) if found is None else found.confidence > CERTAIN
+    false_certificates, certified = count_false(found, images.x, EXACT_DB)
     return {
         "batch": setting.batch,
         "width": setting.width,
@@ -96,10 +88,10 @@ def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report")
         "draw": setting.draw,
         "defense": setting.defense or "none",
         "accuracy": client.measure_accuracy(images),
-        "exact": _count_exact(best) / count,
-        "certified": int(sure.sum()),
-        "false_certificates": int((sure & (best.amax(dim=1) <= EXACT_DB)).sum()) if len(sure) else 0,
-        "null": _count_exact(_measure_best(null, images.x)) / count,
+        "exact": count_exact(found, images.x) / count,
+        "certified": certified,
+        "false_certificates": false_certificates,
+        "null": count_exact(null, images.x) / count,
         "cpu_seconds": clock.seconds,
         "part": images.part,
     }
@@ -122,18 +114,4 @@ def _attack(case: Case, options: Options, *, null: bool) -> Reconstruction | Non
     name = "exact" if len(case.observations) == 1 else "spans"
     arguments = {"fallback": "none", "route": "linear"} if name == "exact" else {}
     attack = AttackSpec(name=name, arguments=arguments, null=null).build(device=options.device)
-    try:
-        return attack([case], rng=Generator().manual_seed(options.seed))[0]
-    except ValueError:
-        return None
-
-
-def _measure_best(found: Reconstruction | None, x: Tensor) -> Tensor:
-    """Return the PSNR (M, N) of each of M reconstructions to each of the N originals `x`; M is 0 if `found` is None."""
-    if found is None or not len(found.x):
-        return torch.zeros(0, len(x))
-    return torch.stack([psnr(one.expand_as(x), x) for one in found.x.clamp(0, 1)])
-
-
-def _count_exact(best: Tensor) -> int:
-    return int((best.amax(dim=0) > EXACT_DB).sum()) if len(best) else 0
+    return run_if_applicable(attack, case, options)

@@ -15,11 +15,10 @@ from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
 from support.batches import TRAINING_IMAGES, TRAINING_STEPS
 from support.contract import Options, ResultRow, measure_cpu
+from support.matches import EXACT_DB
 from support.rounds.federation import make_mlp_client, pretrain
 from support.splits import Part, load_images
 
-EXACT_DB = 60.0
-"""PSNR above which an image counts as exact."""
 RATE = 0.01
 
 

@@ -41,7 +41,7 @@ def load_state(folder: Path, *, before: int) -> RecordDict:
     earlier = [number for number in _list_rounds(folder) if number < before]
     if not earlier:
         return RecordDict()
-    with open_tensors(_make_path(folder, max(earlier)), limit=MAX_BYTES) as file:
+    with open_tensors(folder, _make_name(max(earlier)), limit=MAX_BYTES) as file:
         facts = parse_json(file.metadata()["facts"], finite=False)
         arrays = {
             key: records.to_arrays({name: file.get_tensor(f"{key}/{name}") for name in names})
@@ -60,12 +60,12 @@ def store_state(folder: Path, round: int, state: RecordDict) -> None:
     configs = {key: dict(record) for key, record in state.items() if isinstance(record, ConfigRecord)}
     tensors = {f"{key}/{name}": tensor for key, named in arrays.items() for name, tensor in named.items()}
     facts = {"arrays": {key: list(named) for key, named in arrays.items()}, "configs": configs}
-    write_tensors(_make_path(folder, round), tensors, {"facts": json.dumps(facts)})
+    write_tensors(folder / _make_name(round), tensors, {"facts": json.dumps(facts)})
     kept = _list_rounds(folder)
     last = max((number for number in kept if number < round), default=0)
     for number in kept:
         if number > round or number < last:
-            remove(_make_path(folder, number))
+            remove(folder / _make_name(number))
 
 
 def _list_rounds(folder: Path) -> list[int]:
@@ -73,5 +73,5 @@ def _list_rounds(folder: Path) -> list[int]:
     return [int(name.removeprefix("state-").removesuffix(".safetensors")) for name in names]
 
 
-def _make_path(folder: Path, round: int) -> Path:
-    return folder / f"state-{round:05d}.safetensors"
+def _make_name(round: int) -> str:
+    return f"state-{round:05d}.safetensors"

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path, PurePath
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 SPARSE_BYTES = 1 << 20
 """Size in bytes below which files may be sparse to any degree."""
@@ -165,14 +165,16 @@ def read_bytes(folder: Path, name: str, *, limit: int) -> bytes:
         return content
 
 
-def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
+def read_json(path: Path, *, below: Path | None = None, limit: int = MAX_JSON_BYTES) -> Any:
     """Return the parsed content of a JSON file.
 
+    below: folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     Raises DamagedFile, naming the file, if it is missing, a link, larger than `limit` bytes, or not valid JSON; NaN and infinity
     are not valid.
     """
     try:
-        return parse_json(read_bytes(path.parent, path.name, limit=limit))
+        below = below or path.parent
+        return parse_json(read_bytes(below, path.relative_to(below).as_posix(), limit=limit))
     except DamagedFile:
         raise
     except json.JSONDecodeError as error:
@@ -182,14 +184,18 @@ def read_json(path: Path, *, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 @contextmanager
-def open_tensors(path: Path, *, limit: int) -> Iterator[Any]:
+def open_tensors(folder: Path, name: str, *, limit: int) -> Iterator[Any]:
     """Open a safetensors file within a `with` block, as `safetensors.safe_open` does, after the checks of `open_file`.
 
-    limit: largest size of the file in bytes. Raises DamagedFile, naming the file, if it is missing, a link or too large, and
-    SafetensorError if it is not a safetensors file.
+    folder, name, limit: as for `open_file`. Raises DamagedFile also if it is not a safetensors file, or if a tensor that is read
+    within the block is not in it.
     """
-    with open_file(path.parent, path.name, limit=limit) as file, safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
-        yield tensors
+    with open_file(folder, name, limit=limit) as file:
+        try:
+            with safe_open(f"/dev/fd/{file.fileno()}", framework="pt") as tensors:
+                yield tensors
+        except SafetensorError as error:
+            raise ValueError(f"cannot be read as a safetensors file: {error}") from None
 
 
 def read_exactly(file: FileIO, into: memoryview) -> None:

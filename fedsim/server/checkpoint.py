@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fedsim.recording.files import make_private, write_tensors
@@ -79,14 +78,14 @@ class ServerCheckpoint:
         if not os.path.lexists(path):
             return None
         try:
-            with open_tensors(path, limit=MAX_BYTES) as file:
+            with open_tensors(folder, CHECKPOINT_FILE, limit=MAX_BYTES) as file:
                 facts = parse_json(file.metadata()["facts"], finite=False)
                 arrays = {name: file.get_tensor(f"arrays/{name}") for name in facts["arrays"]}
                 tensors = {name: file.get_tensor(f"memory/{name}") for name in facts["tensors"]}
             memory = StrategyMemory(values=facts["values"], tensors=tensors, unsaved=tuple(facts["unsaved"]))
             given = {key: facts[key] for key in ("round", "attempt", "generators", "pseudonyms")}
             return cls(arrays=arrays, memory=memory, **given)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError) as error:
             raise _make_error(path, error) from None
 
 
@@ -99,9 +98,9 @@ def count_rounds(folder: Path) -> int | None:
     if not os.path.lexists(path):
         return None
     try:
-        with open_tensors(path, limit=MAX_BYTES) as file:
+        with open_tensors(folder, CHECKPOINT_FILE, limit=MAX_BYTES) as file:
             return int(parse_json(file.metadata()["facts"], finite=False)["round"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise _make_error(path, error) from None
 
 

@@ -15,7 +15,7 @@ from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_
 from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.linear.route import CHANGED_INPUTS
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, observe
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, WalkSettings
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, RgapSettings
 from attacker.attacks.closed_form.routes import EVALUATIONS, ROUTES, explain_refusal
 from attacker.attacks.closed_form.routing import EXACT_DISTANCE, RoutedCase, Routing
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS, doubt_likely, judge_closed_form
@@ -59,7 +59,7 @@ class ClosedForm:
     fallback:  search for cases without an exact or `final` answer, started from the best answer. Of the search's answer and the
                closed form's, the one whose gradient is nearer to the observed one is returned, or the search's answer if the
                closed form's would fit noise. Without a fallback, the best closed-form answer is returned.
-    walk:      settings of R-GAP.
+    rgap:      settings of R-GAP.
     stability: whether to repeat a closed form with an exact answer on a gradient with added random rounding errors, and lower the
                confidence by how much the answer changes, if the closed form does not measure its certainty itself.
     knows_defense: whether simulated gradients go through the model of the defense before they are compared; closed forms use the
@@ -70,7 +70,7 @@ class ClosedForm:
     name: str
     routes: tuple[str, ...] = tuple(ROUTES)
     fallback: GradientMatching | None = None
-    walk: WalkSettings = DEFAULT_WALK
+    rgap: RgapSettings = DEFAULT_RGAP
     stability: bool = True
     knows_defense: bool = True
     sees_gradient: bool = True
@@ -169,7 +169,7 @@ class _Run:
             cases,
             rng,
             routes=attack.routes,
-            walk=attack.walk,
+            rgap=attack.rgap,
             stability=attack.stability,
             knows_defense=attack.knows_defense,
             device=attack.device,

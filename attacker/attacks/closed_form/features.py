@@ -14,7 +14,7 @@ from torch.func import jacrev
 
 from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
-from attacker.attacks.closed_form.rgap.walk import WalkSettings
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import MAX_MISFIT, read_features, read_labels
 from attacker.attacks.labels.probes import compute_head_inputs
@@ -45,10 +45,10 @@ Features = Callable[[Tensor], Tensor]
 """Maps an example (*shape) in [0, 1] to its features (F,)."""
 
 
-def invert_features(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def invert_features(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
     """Compute the examples of each case from their features, the inputs of the last layer, and return one answer per case.
 
-    An answer has no examples if the last layer's gradient is zero, or if the features found do not explain it. walk: not used;
+    An answer has no examples if the last layer's gradient is zero, or if the features found do not explain it. rgap: not used;
     other closed forms with this signature use it. Raises ValueError if model, training or defense do not allow the method
     (`require_features`).
     """

@@ -17,7 +17,7 @@ from torch import Generator, Tensor, nn
 
 from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
-from attacker.attacks.closed_form.rgap.walk import WalkSettings
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
@@ -65,10 +65,10 @@ class HiddenLayer:
     convolution: str
 
 
-def invert_layer_input(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def invert_layer_input(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
     """Compute the example of each case from the input of a hidden linear layer, and return one answer per case.
 
-    An answer has no examples if the gradient of its case does not fit the method. walk: not used; other closed forms with this
+    An answer has no examples if the gradient of its case does not fit the method. rgap: not used; other closed forms with this
     signature use it. Raises ValueError if no hidden layer is suitable (`find_suitable_layer`).
     """
     layer = find_suitable_layer(observed)

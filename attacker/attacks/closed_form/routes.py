@@ -21,22 +21,22 @@ from attacker.attacks.closed_form.rgap.inversion import (
     require_single,
     run_rgap,
 )
-from attacker.attacks.closed_form.rgap.walk import WalkSettings, solve_layers
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings, solve_layers
 
 log = logging.getLogger(__name__)
 
-Route = Callable[[StackedObservations, Generator, WalkSettings], Sequence[ClosedFormAnswer]]
+Route = Callable[[StackedObservations, Generator, RgapSettings], Sequence[ClosedFormAnswer]]
 """Maps N stacked observations to N answers, which hold the examples that were found. Raises ValueError if it does not apply."""
 
 
-def _solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def _solve_layer_by_layer(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
     """Solve linear equations for the input of each layer, from the last to the first (R-GAP); return one answer per case.
 
     If several inputs have the same gradient, by count of equations, R-GAP finds one of these inputs, and a note says so.
     Raises ValueError if R-GAP does not apply, see `run_rgap`.
     """
     chain = require_single(observed)
-    found, report = run_rgap(observed, walk=walk), analyse_rank(chain, prove=0)
+    found, report = run_rgap(observed, rgap=rgap), analyse_rank(chain, prove=0)
     if not report.undetermined:
         return found
     size = report.layers[0].unknowns
@@ -44,7 +44,7 @@ def _solve_layer_by_layer(observed: StackedObservations, rng: Generator, walk: W
     return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
 
 
-def _solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
     """Solve layer by layer (R-GAP) back to a layer with too few equations, and for the network's input from there at once.
 
     The second step uses the equations of that layer and all before it together, with a prior. Returns one answer per case.
@@ -61,8 +61,8 @@ def _solve_jointly(observed: StackedObservations, rng: Generator, walk: WalkSett
             "each layer of this network can be solved on its own, so that the closed form 'peeled', which solves several layers "
             "together, does not apply; set route=layers"
         )
-    readings = choose_solutions(observed, chain, walk)
-    point = solve_layers(chain, observed.weights, observed.gradient, readings.first, walk, until=deficient[-1])
+    readings = choose_solutions(observed, chain, rgap)
+    point = solve_layers(chain, observed.weights, observed.gradient, readings.first, rgap, until=deficient[-1])
     low, high = observed.get_input_range()
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns

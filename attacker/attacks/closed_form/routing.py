@@ -10,7 +10,7 @@ from attacker.attacks.base import Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations, observe
-from attacker.attacks.closed_form.rgap.walk import WalkSettings
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.closed_form.routes import ROUTES, explain_error
 from attacker.attacks.confidence import MIN_CERTIFIED_STAYS
 from attacker.attacks.matching.warm_starts import WarmStart
@@ -79,7 +79,7 @@ class Routing:
 
     Raises ValueError if the gradient of a case is zero or not finite.
 
-    routes, walk, stability, knows_defense: as for `ClosedForm`.
+    routes, rgap, stability, knows_defense: as for `ClosedForm`.
     observed: the stacked observations of all cases. found: for each case, its best answer so far.
     """
 
@@ -89,14 +89,14 @@ class Routing:
         rng: Generator,
         *,
         routes: Sequence[str],
-        walk: WalkSettings,
+        rgap: RgapSettings,
         stability: bool,
         knows_defense: bool,
         device: str,
         progress: Progress | None = None,
     ) -> None:
         self.cases, self.rng, self.progress = cases, rng, progress
-        self.routes, self.walk, self.stability = routes, walk, stability
+        self.routes, self.rgap, self.stability = routes, rgap, stability
         self.observed = observe(cases, knows_defense=knows_defense, device=device)
         self.found = [RoutedCase() for _ in cases]
         self._refused = {i: reason for i in range(len(cases)) if (reason := self.observed.explain_other_optimiser(i))}
@@ -145,7 +145,7 @@ class Routing:
     def _apply(self, route: str, pending: list[int]) -> None:
         """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
         observed = self.observed.select(pending)
-        answers = list(ROUTES[route](observed, self.rng, self.walk))
+        answers = list(ROUTES[route](observed, self.rng, self.rgap))
         for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
             found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
             if missed > EXACT_DISTANCE and can_measure_any_loss(observed) and _has_all_examples(answer, observed.examples):
@@ -184,7 +184,7 @@ class Routing:
         rngs = [seed_generator(self.rng, self.cases[pending[row]], "rounding") for row in rows]
         jittered = observed.select(rows)
         jittered = replace(jittered, gradient=jittered.jitter(rngs))
-        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.walk), strict=True):
+        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.rgap), strict=True):
             found, answer = self.found[pending[row]], answers[row]
             spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
             moved = (answer.x - other.x).flatten(1).square().mean(dim=1)

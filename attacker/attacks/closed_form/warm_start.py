@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Generator
 
 from attacker.attacks.cases import Case
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.closed_form.routing import Routing
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -34,7 +34,7 @@ def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] =
                 cases,
                 rng,
                 routes=routes,
-                walk=DEFAULT_WALK,
+                rgap=DEFAULT_RGAP,
                 stability=False,
                 knows_defense=attack.simulation.knows_defense,
                 device=attack.device,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.convolutions import to_channels_last
+from attacker.attacks.gradients.layer_calls import LayerCall, LayerCallRecorder
 from attacker.attacks.gradients.layer_gradients import Stack
-from attacker.attacks.gradients.taps import Tap, Taps
 from attacker.attacks.networks.forward import run_forward_pass
 from attacker.attacks.simulation.gradients import (
     NO_BUFFERS,
@@ -118,32 +118,32 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:
             alone = _compute_by_autograd(model, data, measure, (weights, buffers), (x[0], y[0]), searched)
             return {name: g[None] for name, g in alone.items()}  # recording calls takes longer
-        taps = Taps(weights, len(x), precision)
+        recorder = LayerCallRecorder(weights, len(x), precision)
         with torch.enable_grad():
             fed = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
-            with taps:
+            with recorder:
                 logits = run_forward_pass(model, {**buffers, **weights}, fed)
             total = len(x) * measure(logits, y.flatten(0, 1))
-            edges = [tap.edge for tap in taps.found]
+            edges = [call.edge for call in recorder.calls]
             outputs = torch.autograd.grad(total, edges, create_graph=searched, allow_unused=True)
         with torch.set_grad_enabled(searched):
-            return _collect_gradients(weights, len(x), taps.found, outputs)
+            return _collect_gradients(weights, len(x), recorder.calls, outputs)
 
     return compute_gradients
 
 
 def _collect_gradients(
-    weights: Weights, problems: int, taps: Sequence[Tap], outputs: Sequence[Tensor | None]
+    weights: Weights, problems: int, calls: Sequence[LayerCall], outputs: Sequence[Tensor | None]
 ) -> StackedGradients:
     """Return the gradient of each weight, summed over the recorded layer calls that use it; zeros if the loss depends on none.
 
-    outputs: for each tap, the derivative of the loss by the layer's output; None if the loss does not depend on it.
+    outputs: for each call, the derivative of the loss by the layer's output; None if the loss does not depend on it.
     """
     found: StackedGradients = {}
-    for tap, output in zip(taps, outputs, strict=True):
+    for call, output in zip(calls, outputs, strict=True):
         if output is None:
             continue
-        for name, rule in tap.rules.items():
+        for name, rule in call.rules.items():
             gradient = rule(output)
             found[name] = _add(found[name], gradient) if name in found else gradient
     return {name: found[name] if name in found else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
@@ -165,12 +165,12 @@ def _has_other_weights(model: nn.Module, data: DataSpec) -> bool:
     True as well if the test fails with an error. The test takes one forward pass, while `_is_consistent` compares all gradients.
     """
     weights = {name: p.detach().requires_grad_() for name, p in model.named_parameters()}
-    taps = Taps(weights, 1)
+    recorder = LayerCallRecorder(weights, 1)
     x = torch.zeros(2, *data.shape, device=next(iter(weights.values())).device, requires_grad=True)
     try:
-        with torch.enable_grad(), taps:
+        with torch.enable_grad(), recorder:
             total = run_forward_pass(model, {**dict(model.named_buffers()), **weights}, data.normalise(x)).sum()
-            recorded = {name for tap in taps.found for name in tap.rules}
+            recorded = {name for call in recorder.calls for name in call.rules}
             others = [w for name, w in weights.items() if name not in recorded]
             return bool(others) and any(g is not None for g in torch.autograd.grad(total, others, allow_unused=True))
     except (RuntimeError, ValueError, TypeError):  # as in `_is_consistent`
@@ -191,7 +191,7 @@ def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss
             found = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
             (slope,) = torch.autograd.grad(squared_norm(found), x)
             alone = gradients(laid, x[:1], y[:1], buffers)
-    except (RuntimeError, ValueError, TypeError):  # a user's model may do what the taps do not support
+    except (RuntimeError, ValueError, TypeError):  # a user's model may do what the recorder does not support
         return False
     expected = evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)
     first = {name: g[0] for name, g in alone.items()}, slope[0]

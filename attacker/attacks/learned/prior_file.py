@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attacker.attacks.learned.generator import ImageGenerator
@@ -87,7 +86,7 @@ def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; train one with attacker train-prior DATA --kind {kinds[0]} --out {path}")
     try:
-        with open_tensors(path, limit=MAX_BYTES) as file:
+        with open_tensors(path.parent, path.name, limit=MAX_BYTES) as file:
             fields = parse_json((file.metadata() or {})["facts"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         digest = fields.pop("weights_hash")
@@ -98,7 +97,7 @@ def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
         network.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
     except DamagedFile as error:
         raise ValueError(f"{path}: not a learned prior: {error.reason}") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(f"{path}: not a learned prior of kind {' or '.join(kinds)}: {error}") from None
     return LearnedPrior(network.requires_grad_(False).eval(), facts, digest)
 

@@ -8,7 +8,7 @@ from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.cocktail.attack import CocktailParty
 from attacker.attacks.closed_form.hybrid import CRITERIA, Hybrid, get_criterion
 from attacker.attacks.closed_form.imprint import ImprintReadout
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, PAPER_RGAP
 from attacker.attacks.closed_form.routes import ROUTES
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.gradient_matching import GradientMatching
@@ -76,7 +76,7 @@ def rgap(*, paper_mode: bool = False, knows_defense: bool = True) -> ClosedForm:
     return ClosedForm(
         name="rgap",
         routes=("layers",),
-        walk=PAPER_WALK if paper_mode else DEFAULT_WALK,
+        rgap=PAPER_RGAP if paper_mode else DEFAULT_RGAP,
         stability=False,
         knows_defense=knows_defense,
         needs=SINGLE_EXAMPLE_NEEDS,

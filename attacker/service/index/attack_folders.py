@@ -1,7 +1,6 @@
 """Results of attacks on a run: the folders below `reconstructions/`, and the state of each case."""
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,19 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
-from attacker.replay.metadata_reader import REPLAY_ADVICE
-from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_metadata
+from attacker.replay.metadata_reader import read_metadata
+from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_header
 from attacker.service.index.recording_index import format_error
 from attacker.service.index.run_folders import Mark, read_mark
-from fedsim.recording import Manifest
-from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.safe_files import parse_json, read_bytes, shorten
-from fedsim.recording.writer import is_plain
+from fedsim.recording import DamagedFile, Manifest
+from fedsim.recording.safe_files import parse_json, shorten
 
-MAX_BYTES = 512 * 2**20
-"""Largest size in bytes of an attack.json, enough for some million cases."""
-SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-"""Pattern of names of folders and cases, also in requests."""
 CHECKPOINT_VALID_SECONDS = 180.0
 """Seconds for which a checkpoint, after its last change, shows that a process attacks its cases.
 
@@ -206,7 +199,7 @@ def _list_under_way(run: Path, path: str) -> set[str]:
     try:
         if time.time() - os.lstat(run / path).st_mtime > CHECKPOINT_VALID_SECONDS:
             return set()
-        cases = parse_json(read_metadata(run, path).get("cases", "[]"))
+        cases = parse_json(read_header(run, path).get("cases", "[]"))
     except (OSError, ValueError):
         return set()
     return {case for case in cases if isinstance(case, str)} if isinstance(cases, list) else set()
@@ -219,52 +212,31 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
     skipped if `manifest` is None.
     """
     folder = f"reconstructions/{name}"
-    where = f"{folder}/attack.json"
     try:
-        content = parse_json(read_bytes(run, where, limit=MAX_BYTES))
-    except ValueError as error:
-        raise ValueError(f"{format_error(error, run)}; {REPLAY_ADVICE}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{where} must be a JSON object, got {shorten(content)}; {REPLAY_ADVICE}")
-    of = content.get("run")
-    if manifest is not None and isinstance(of, dict):
-        for key, expected in (("name", manifest.name), ("created", manifest.created)):
-            if of.get(key, expected) != expected:
-                raise ValueError(
-                    f"{where} is of an attack on another recording, whose {key} is {shorten(of[key])}, not "
-                    f"{shorten(expected)}; move the folder {folder} out of this run"
-                )
-    try:
-        cases = [_parse_case(case) for case in content["cases"]]
-        oracles, withheld = (tuple(str(value)[:100] for value in content.get(key, ())) for key in ("oracles", "withheld"))
-        if type(seed := content["seed"]) is not int:
-            raise ValueError(f"the entry seed of attack.json must be a whole number, got {shorten(seed)}; {REPLAY_ADVICE}")
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{where}: is not a valid attack.json: {shorten(str(error))}; {REPLAY_ADVICE}") from None
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        content = read_metadata(run / folder / "attack.json", below=run)
+    except DamagedFile as error:
+        raise ValueError(format_error(error, run)) from None
+    for key, expected in (("name", manifest.name), ("created", manifest.created)) if manifest is not None else ():
+        if content["run"].get(key, expected) != expected:
+            raise ValueError(
+                f"{folder}/attack.json is of an attack on another recording, whose {key} is {shorten(content['run'][key])}, not "
+                f"{shorten(expected)}; move the folder {folder} out of this run"
+            )
+    cases = [_make_case(case) for case in content["cases"]]
     return Source(
         name=name,
-        attack=str(content.get("attack", ""))[:100],
-        spec=str(content.get("spec", ""))[:1000],
-        seed=seed,
-        null=content.get("null") is True,
-        oracles=oracles,
-        withheld=withheld,
-        knows_defense=content.get("knows_defense") is True,
+        attack=content["attack"][:100],
+        spec=content["spec"][:1000],
+        seed=content["seed"],
+        null=content["null"],
+        oracles=tuple(content["oracles"]),
+        withheld=tuple(content.get("withheld", ())),
+        knows_defense=content["knows_defense"],
         cases={case.key: case for case in cases},
     )
 
 
-def _parse_case(entry: Mapping[str, Any]) -> CaseEntry:
-    key, client, number, examples = entry["key"], entry["client"], entry["round"], entry["num_examples"]
-    rounds = tuple(place[0] for place in entry["rounds"]) if "rounds" in entry else (number,)
-    if not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
-        raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
-    if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
-        raise ValueError(f"the case {key} in attack.json has the invalid client name {shorten(client)}; {REPLAY_ADVICE}")
-    if not rounds or not all(type(part) is int and 1 <= part < 2**53 for part in rounds):
-        raise ValueError(f"the case {key} in attack.json has the invalid rounds {shorten(rounds)}; {REPLAY_ADVICE}")
-    if examples is not None and (type(examples) is not int or not 0 <= examples <= 2**53):
-        raise ValueError(f"the case {key} in attack.json has the invalid number of examples {shorten(examples)}; {REPLAY_ADVICE}")
-    return CaseEntry(key, client, rounds, examples, str(entry.get("status", ""))[:20], str(entry.get("reason") or "")[:300])
+def _make_case(entry: Mapping[str, Any]) -> CaseEntry:
+    rounds = tuple(round for round, _ in entry["rounds"]) if "rounds" in entry else (entry["round"],)
+    reason = str(entry.get("reason") or "")[:300]
+    return CaseEntry(entry["key"], entry["client"], rounds, entry.get("num_examples"), entry["status"], reason)

@@ -87,7 +87,7 @@ class LRUCache(Generic[T]):
             place.weight = weight
 
     def _drop_surplus(self, kept: Hashable) -> None:
-        """Drop the least recently used values until the sum of weights is at most `most`, or nothing more can be dropped.
+        """Drop the least recently used values until the sum of weights is at most `limit`, or nothing more can be dropped.
 
         The value of the key `kept` is not dropped, nor are values that are being made.
         """

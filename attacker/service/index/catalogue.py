@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attacker.replay.metadata_reader import SAFE_NAME
 from attacker.service.index import views
-from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, SAFE_NAME, Source, find_null, read_source
+from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, Source, find_null, read_source
 from attacker.service.index.cache import LRUCache
 from attacker.service.index.json_lines import Scores, read_scores, read_training
 from attacker.service.index.recording_index import (

@@ -43,7 +43,7 @@ def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore
     if not rows:
         surest = sorted(source.answers.items(), key=lambda item: (-(item[1].confidence or 0.0), item[0]))
         return [(key, 0) for key, answer in surest if answer.examples][:NUM_HEADLINE_EXAMPLES]
-    rows.sort(key=lambda row: (not row[2].success, -(-inf if row[2].psnr is None else row[2].psnr), row[0], row[1]))
+    rows.sort(key=lambda row: (not row[2].success, inf if row[2].psnr is None else -row[2].psnr, row[0], row[1]))
     first: dict[int, tuple[str, int]] = {}
     for key, n, row in rows:
         first.setdefault(row.example, (key, n))

@@ -6,7 +6,6 @@ from pathlib import Path
 from struct import error as StructError
 from typing import NamedTuple
 
-import torch
 from PIL import Image
 
 from attacker.report.pairs import SCORE_ADVICE, ExamplePair, read_pair, show_alone
@@ -98,7 +97,7 @@ def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePai
         raise NoImage(
             f"the examples in {file} have shape {x.shape}, but those of the recording have shape {data.shape}; {REPLACE_ADVICE}"
         )
-    return show_alone(torch.from_numpy(x), data)
+    return show_alone(x, data)
 
 
 def _read_pair(run: Path, file: str, data: DataSpec) -> ExamplePair:

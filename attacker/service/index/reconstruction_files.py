@@ -4,29 +4,23 @@ A page shows the summaries of thousands of files, and one image at a time.
 """
 
 from collections.abc import Mapping
-from io import FileIO
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.recording import DamagedFile
-from fedsim.recording.safe_files import open_file, parse_json, read_exactly, shorten
+from fedsim.recording.safe_files import open_tensors, parse_json, read_bytes, shorten
 
 MAX_BYTES = 8 * 2**30
-MAX_HEADER = 64 * 2**20
-"""Largest size in bytes of the header of a reconstruction file; most of it is the list of places that the examples fill."""
 MAX_VALUES = 100_000_000
 REPLACE_ADVICE = "delete the file and replay the attack again"
 """Advice for a reconstruction that cannot be used. A replay skips a file that it can read, so that it must be deleted first."""
-NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4"}
 MAX_CURVE_POINTS = 200
 """Largest number of points of a loss curve."""
-
-TensorLayout = Mapping[str, tuple[str, tuple[int, ...], int]]
-"""Dict from the name of a tensor to its NumPy type, its shape, and the position of its first byte in the file."""
 
 
 class ReconstructionSummary(NamedTuple):
@@ -71,64 +65,59 @@ class WholeReconstruction(NamedTuple):
 
 def read_answer(run: Path, name: str) -> ReconstructionSummary:
     """Read the summary of the file `name` below `run`. Raises DamagedFile if it is not a reconstruction."""
-    with open_file(run, name, limit=MAX_BYTES) as file:
-        layout, facts = _read_header(file)
-        return _summarise_answer(file, layout, facts)
+    with open_tensors(run, name, limit=MAX_BYTES) as file:
+        return _summarise_answer(file, _read_facts(file))
 
 
 def read_whole(run: Path, name: str) -> WholeReconstruction:
     """Read the file `name` below `run` without its images. Raises DamagedFile if it is not a reconstruction."""
-    with open_file(run, name, limit=MAX_BYTES) as file:
-        layout, facts = _read_header(file)
-        answer = _summarise_answer(file, layout, facts)
+    with open_tensors(run, name, limit=MAX_BYTES) as file:
+        facts = _read_facts(file)
         places: dict[int, tuple[int, str, int, int]] = {}
         rounds: dict[int, set[int]] = {}
         for round, client, batch, position, example in map(_parse_slot, _get_list(facts, "slots")):
             places.setdefault(example, (round, client, batch, position))
             rounds.setdefault(example, set()).add(round)
-        labels = _read_values(file, layout, "y")
+        labels = _read_values(file, "y")
         if not np.isfinite(labels).all():
             raise ValueError(f"the labels of this reconstruction must be finite, but some are NaN or infinite; {REPLACE_ADVICE}")
         return WholeReconstruction(
-            answer=answer,
+            answer=_summarise_answer(file, facts),
             labels=tuple(int(label) for label in labels.tolist()),
-            confidence=tuple(_to_finite(value) for value in _read_values(file, layout, "confidence").tolist()),
+            confidence=tuple(_to_finite(value) for value in _read_values(file, "confidence").tolist()),
             places=places,
             rounds={example: tuple(sorted(numbers)) for example, numbers in rounds.items()},
-            losses=thin_curve(_read_values(file, layout, "loss")),
+            losses=thin_curve(_read_values(file, "loss")),
             oracles=_parse_texts(facts, "oracles"),
             notes=_parse_texts(facts, "notes"),
-            shape=layout["x"][1],
+            shape=_get_shape(file, "x"),
         )
 
 
-def read_example(run: Path, name: str, number: int) -> NDArray[np.float32]:
-    """Return one reconstructed example as float32, with values that are not clamped.
+def read_example(run: Path, name: str, number: int) -> Tensor:
+    """Return one reconstructed example in float32, with values that are not clamped.
 
     number: its index, from 0. Raises DamagedFile if the file is not a reconstruction or an example has more than `MAX_VALUES`
     values, and IndexError if there is no such example.
     """
-    with open_file(run, name, limit=MAX_BYTES) as file:
-        layout, _ = _read_header(file)
-        kind, shape, start = layout["x"]
-        if not shape or not 0 <= number < shape[0]:
-            raise IndexError(
-                f"the reconstruction {name} has no example {number}: it holds {shape[0] if shape else 0} examples, counted from 0"
-            )
-        count = prod(shape[1:])
-        if count > MAX_VALUES:
-            raise ValueError(f"an example of {count} values cannot be shown; the limit is {MAX_VALUES} values")
-        content = _read(file, start + number * count * np.dtype(kind).itemsize, count * np.dtype(kind).itemsize)
-        return np.frombuffer(content, dtype=kind).reshape(shape[1:]).astype(np.float32)
+    with open_tensors(run, name, limit=MAX_BYTES) as file:
+        _read_facts(file)
+        count, *shape = _get_shape(file, "x")
+        if not 0 <= number < count:
+            raise IndexError(f"the reconstruction {name} has no example {number}: it holds {count} examples, counted from 0")
+        if prod(shape) > MAX_VALUES:
+            raise ValueError(f"an example of {prod(shape)} values cannot be shown; the limit is {MAX_VALUES} values")
+        example: Tensor = file.get_slice("x")[number]
+        return example.float()
 
 
-def read_metadata(run: Path, name: str) -> dict[str, Any]:
+def read_header(run: Path, name: str) -> dict[str, str]:
     """Return the metadata in the header of the safetensors file `name` below `run`; {} if the header has none.
 
     Raises DamagedFile if the file is missing or is not a safetensors file.
     """
-    with open_file(run, name, limit=MAX_BYTES) as file:
-        return _read_layout(file)[0]
+    with open_tensors(run, name, limit=MAX_BYTES) as file:
+        return file.metadata() or {}
 
 
 def thin_curve(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
@@ -143,12 +132,12 @@ def thin_curve(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
     return tuple((int(at) + 1, float(losses[at])) for at in chosen if np.isfinite(losses[at]))
 
 
-def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, Any]) -> ReconstructionSummary:
-    losses, confidence = _read_values(file, layout, "loss"), _read_values(file, layout, "confidence")
+def _summarise_answer(file: Any, facts: Mapping[str, Any]) -> ReconstructionSummary:
+    losses, confidence = _read_values(file, "loss"), _read_values(file, "confidence")
     known = confidence[np.isfinite(confidence)]
     seconds, iterations = facts.get("seconds"), facts.get("iterations")
     return ReconstructionSummary(
-        examples=layout["x"][1][0],
+        examples=len(confidence),
         route=str(facts.get("route", ""))[:200],
         iterations=iterations if type(iterations) is int and 0 <= iterations < 2**53 else None,
         seconds=_to_finite(seconds) if isinstance(seconds, int | float) else None,
@@ -158,77 +147,33 @@ def _summarise_answer(file: FileIO, layout: TensorLayout, facts: Mapping[str, An
     )
 
 
-def _read_header(file: FileIO) -> tuple[TensorLayout, dict[str, Any]]:
-    metadata, layout = _read_layout(file)
-    facts = parse_json(metadata.get("facts", "null"))
+def _read_facts(file: Any) -> dict[str, Any]:
+    """Return the metadata of an open reconstruction. Raises ValueError if a tensor is missing or has a wrong shape."""
+    facts = parse_json((file.metadata() or {}).get("facts", "null"))
     if not isinstance(facts, dict):
         raise ValueError(f"the metadata of a reconstruction must be a JSON object, got {shorten(facts)}; {REPLACE_ADVICE}")
-    if missing := [name for name in ("x", "y", "confidence", "explained", "loss") if name not in layout]:
+    if missing := [name for name in ("x", "y", "confidence", "explained", "loss") if name not in file.keys()]:  # noqa: SIM118
         raise ValueError(f"this file is not a reconstruction, since it lacks the tensor {missing[0]}; {REPLACE_ADVICE}")
-    x, y, confidence, loss = (layout[name][1] for name in ("x", "y", "confidence", "loss"))
+    x, y, confidence, loss = (_get_shape(file, name) for name in ("x", "y", "confidence", "loss"))
     if not x or not x[:1] == y == confidence or len(loss) != 1:
         raise ValueError(
             "the tensors x, y and confidence of a reconstruction must be of one length, and y, confidence and loss "
             f"one-dimensional, got shapes {shorten(x)}, {shorten(y)}, {shorten(confidence)} and {shorten(loss)}; {REPLACE_ADVICE}"
         )
-    return layout, facts
+    return facts
 
 
-def _read_layout(file: FileIO) -> tuple[dict[str, Any], dict[str, tuple[str, tuple[int, ...], int]]]:
-    size = file.seek(0, 2)
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(MAX_HEADER, size - 8):
+def _get_shape(file: Any, name: str) -> tuple[int, ...]:
+    return tuple(file.get_slice(name).get_shape())
+
+
+def _read_values(file: Any, name: str) -> NDArray[np.float64]:
+    if (count := prod(_get_shape(file, name))) > MAX_VALUES:
         raise ValueError(
-            f"this file of {size} bytes is not a safetensors file: its first 8 bytes must give the length of its header; "
-            f"{REPLACE_ADVICE}"
+            f"the tensor {name} of this reconstruction has {count} values, more than the limit of {MAX_VALUES}; {REPLACE_ADVICE}"
         )
-    described = parse_json(_read(file, 8, length))
-    if not isinstance(described, dict):
-        raise ValueError(f"the header of this safetensors file must be a JSON object, got {shorten(described)}; {REPLACE_ADVICE}")
-    metadata = described.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError(f"the metadata of this safetensors file must be texts, got {shorten(metadata)}; {REPLACE_ADVICE}")
-    return metadata, {name: _parse_entry(name, entry, 8 + length, size) for name, entry in described.items()}
-
-
-def _parse_entry(name: str, described: Any, base: int, size: int) -> tuple[str, tuple[int, ...], int]:
-    tensor = f"the tensor {shorten(name)} of this safetensors file"
-    try:
-        kind, shape = NUMPY_TYPES.get(described["dtype"], "u1"), tuple(described["shape"])
-        start, end = described["data_offsets"]
-    except (TypeError, KeyError, ValueError):
-        raise ValueError(
-            f"{tensor} must have a dtype, a shape and two data_offsets in the header, got {shorten(described)}; {REPLACE_ADVICE}"
-        ) from None
-    if not all(type(number) is int and number >= 0 for number in (*shape, start, end)) or base + end > size:
-        raise ValueError(
-            f"{tensor} has an invalid shape {shorten(shape)}, or lies outside the file, at the data_offsets "
-            f"{shorten([start, end])}; {REPLACE_ADVICE}"
-        )
-    if described["dtype"] in NUMPY_TYPES and prod(shape) * np.dtype(kind).itemsize != end - start:
-        raise ValueError(
-            f"{tensor} has {end - start} bytes by its data_offsets, but {prod(shape) * np.dtype(kind).itemsize} bytes by its "
-            f"dtype and shape; {REPLACE_ADVICE}"
-        )
-    return kind, shape, base + start
-
-
-def _read_values(file: FileIO, layout: TensorLayout, name: str) -> NDArray[np.float64]:
-    kind, shape, start = layout[name]
-    if prod(shape) > MAX_VALUES:
-        raise ValueError(
-            f"the tensor {name} of this reconstruction has {prod(shape)} values, more than the limit of {MAX_VALUES}; "
-            f"{REPLACE_ADVICE}"
-        )
-    return np.frombuffer(_read(file, start, prod(shape) * np.dtype(kind).itemsize), dtype=kind).astype(np.float64)
-
-
-def _read(file: FileIO, start: int, count: int) -> bytes:
-    content = bytearray(count)
-    file.seek(start)
-    read_exactly(file, memoryview(content))
-    return bytes(content)
+    values: NDArray[np.float64] = file.get_tensor(name).double().numpy()
+    return values
 
 
 def _parse_slot(slot: Any) -> tuple[int, str, int, int, int]:
@@ -267,8 +212,6 @@ def _to_finite(value: float) -> float | None:
 
 def read_failure(run: Path, name: str) -> str:
     """Return why a case failed, from the file `name` below `run`. If the file cannot be read, a message says so instead."""
-    from fedsim.recording.safe_files import read_bytes
-
     try:
         content = parse_json(read_bytes(run, name, limit=2**20))
     except ValueError as error:

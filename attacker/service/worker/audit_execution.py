@@ -12,7 +12,7 @@ from attacker.replay.replay import Replay, ReplayResult
 from attacker.service.audit_files import make_audit_paths
 from attacker.service.jobs.job import AuditSpec, ReplaySummary, Result, read_stored_spec
 from attacker.service.worker.messages import JobTask, JobWatch
-from attacker.service.worker.replay_results import count_done, make_replay_options, make_result
+from attacker.service.worker.replay_results import make_replay_options, run_replay
 from fedsim import models
 from fedsim.recording import Recording
 
@@ -79,22 +79,12 @@ class AuditWork:
         self.progress = AuditProgress(seconds, self.watch, nulls=bool(self.task.truth))
 
     def _replay(self, planned: Replay) -> ReplayResult:
-        """Run one attack of the audit, or its null, with the options of the job; return what was done.
-
-        The results are also added to `summaries`. After an interruption, the results so far are added before KeyboardInterrupt is
-        raised.
-        """
+        """Run one attack of the audit, or its null, with the options of the job, as `run_replay` does."""
         replay, progress = replace(planned, **make_replay_options(self.task)), self.progress
         assert progress is not None
-        before = count_done(replay)
-        try:
-            replayed = replay.run(lambda done, cases, words: progress.report(replay.spec, done / max(1, cases), words))
-        except KeyboardInterrupt:
-            self.summaries.append(
-                make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before))
-            )
-            raise
-        self.summaries.append(make_result(replay, replayed))
+        replayed = run_replay(
+            replay, lambda done, cases, words: progress.report(replay.spec, done / max(1, cases), words), self.summaries
+        )
         if replay.spec.null:  # an attack is compared with its null, which comes last
             progress.report(replay.spec, 1.0, "scoring, with lower bounds on the error")
         return replayed

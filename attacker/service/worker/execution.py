@@ -11,11 +11,11 @@ import torch
 from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
 from attacker.replay.executors.worker_loop import Interrupt
-from attacker.replay.replay import Replay, ReplayResult
+from attacker.replay.replay import Replay
 from attacker.service.jobs.job import JobSpec, ReplaySummary, Result
 from attacker.service.worker.audit_execution import AuditWork
 from attacker.service.worker.messages import JobOutcome, JobTask, JobWatch
-from attacker.service.worker.replay_results import MAX_MESSAGE, count_done, make_replay_options, make_result
+from attacker.service.worker.replay_results import MAX_MESSAGE, count_done, make_replay_options, run_replay
 from fedsim import models
 from fedsim.recording import Recording
 from fedsim.recording.files import hold_lock
@@ -123,14 +123,7 @@ class _JobRun:
             share = (number + done / max(1, cases)) / len(self.replays)
             self.watch((1 - SCORING_SHARE) * share, f"{'null, ' if replay.spec.null else ''}{message}")
 
-        before = count_done(replay)
-        try:
-            replayed = replay.run(watch)
-        except KeyboardInterrupt:
-            written = ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)
-            self.summaries.append(make_result(replay, written))
-            raise
-        self.summaries.append(make_result(replay, replayed))
+        run_replay(replay, watch, self.summaries)
 
     def score(self) -> None:
         """Score the reconstructions.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attacker.replay.progress import Watch
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import is_done
 from attacker.service.jobs.job import ReplaySummary
@@ -39,7 +40,22 @@ def count_done(replay: Replay) -> int:
     return sum(is_done(replay.folder, case.key) for case in replay.plan.cases)
 
 
-def make_result(replay: Replay, replayed: ReplayResult) -> ReplaySummary:
+def run_replay(replay: Replay, watch: Watch, summaries: list[ReplaySummary]) -> ReplayResult:
+    """Run one replay of a job, add its results to `summaries`, and return what was done.
+
+    watch: callback for the progress. After an interruption, the results so far are added before KeyboardInterrupt is raised.
+    """
+    before = count_done(replay)
+    try:
+        replayed = replay.run(watch)
+    except KeyboardInterrupt:
+        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)))
+        raise
+    summaries.append(_make_result(replay, replayed))
+    return replayed
+
+
+def _make_result(replay: Replay, replayed: ReplayResult) -> ReplaySummary:
     """Return the results of one replay in the form in which the queue stores them.
 
     At most `MAX_MESSAGES` reasons of failed cases and at most `MAX_MESSAGES` remarks are kept, each cut after `MAX_MESSAGE`

@@ -13,7 +13,7 @@ from support.splits import Images, load_images
 from torch import Generator, Tensor
 
 from attacker.attacks import exact
-from attacker.attacks.closed_form.rgap.walk import solve_last_layer, solve_layers
+from attacker.attacks.closed_form.rgap.recursion import solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import Training

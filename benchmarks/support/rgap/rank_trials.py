@@ -160,32 +160,30 @@ def compute_rank(matrix: Tensor, tolerance: float = 1e-10) -> int:
     return int((values > tolerance * values[0]).sum())
 
 
-def compare_ranks(network: RandomNetwork, *, prove: int, seed: int = 0) -> list[tuple[int, int]]:
-    """Return for each layer a pair: the rank by `analyse_rank`, and the numerical rank for one random example.
-
-    prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
-    seed: of the example.
-    """
-    generator = torch.Generator().manual_seed(seed)
+def compute_numerical_ranks(network: RandomNetwork) -> list[int]:
+    """Return for each layer the numerical rank of its equations for one random example."""
+    generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, *network.shape, generator=generator, dtype=torch.float64)
     weights = {name: p.detach() for name, p in network.model.named_parameters()}
-    pairs = []
-    report = analyse_rank(network.chain, prove=prove)
+    ranks = []
     needed = [*find_used_values(network.chain)[1:], torch.ones(network.chain.layers[-1].outputs)]
     slopes = compute_slopes(network, x, torch.tensor([0]))
-    for layer, reported, known, k in zip(network.chain.layers, report.layers, needed, slopes, strict=True):
+    for layer, known, k in zip(network.chain.layers, needed, slopes, strict=True):
         system = LayerSystem(layer, weights[layer.weight][None], k)
         system.scale = EquationValues(known[None].double(), torch.ones(1, 1, 1, dtype=torch.float64))
-        pairs.append((reported.rank, compute_rank(write_matrix(system))))
-    return pairs
+        ranks.append(compute_rank(write_matrix(system)))
+    return ranks
 
 
-def measure_right_share(count: int = 30, *, prove: int = 3000) -> float:
-    """Return the share of `count` random networks for which the analysis gives the numerical rank of every layer.
+def analyse_ranks(network: RandomNetwork, *, prove: int) -> list[int]:
+    """Return for each layer the rank by `analyse_rank`.
 
     prove: the analysis computes a rank by elimination if the gradient leaves at most this many unknowns open, else by counting.
     """
-    return (
-        sum(all(rank == true for rank, true in compare_ranks(make_random_network(seed), prove=prove)) for seed in range(count))
-        / count
-    )
+    return [layer.rank for layer in analyse_rank(network.chain, prove=prove).layers]
+
+
+def measure_right_share(count: int) -> float:
+    """Return the share of `count` random networks for which the analysis gives the numerical rank of every layer."""
+    networks = map(make_random_network, range(count))
+    return sum(analyse_ranks(network, prove=3000) == compute_numerical_ranks(network) for network in networks) / count

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
+from support.matches import count_exact, count_false
 from support.rounds.federation import make_mlp_client, record_epochs
-from support.rounds.spans import LEARNING_RATE, count_exact, count_false, run_spans
+from support.rounds.spans import LEARNING_RATE, run_spans
 from support.splits import load_images
 from torch import Generator
 

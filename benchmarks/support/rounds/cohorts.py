@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu
+from support.matches import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_matches, run_if_applicable
 from support.rounds.federation import make_mlp_client, record_sums
-from support.rounds.spans import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_best
 from support.rounds.sratta import run_sratta
 from support.single_cases import LocalBatch
 from support.splits import Images, load_images
@@ -148,10 +148,7 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     case = record(options, setting, images, holdings)
     isolated = _count_isolated(case, holdings, options)
     with measure_cpu() as clock:
-        try:
-            (answer,) = replace(cohort_spans(), device=options.device)([case], rng=Generator().manual_seed(options.seed))
-        except ValueError:
-            answer = None
+        answer = run_if_applicable(replace(cohort_spans(), device=options.device), case, options)
     (null,) = cohort_spans().null()([case], rng=Generator().manual_seed(options.seed))
     return {
         "federation": setting.what,
@@ -175,7 +172,7 @@ def _measure_answer(answer: Reconstruction, holdings: Mapping[str, Images]) -> R
     """Return the columns `NO_ANSWER` of a row, for the answer of the attack. holdings: images of each client."""
     x, names = torch.cat([own.x for own in holdings.values()]), [name for name, own in holdings.items() for _ in range(len(own))]
     owners, groups = list_owners(answer), list_groups(answer)
-    best = measure_best(answer.x, x)
+    best = measure_matches(answer.x, x)
     exact, near = best > EXACT_DB, best > SUCCESS_DB
     near[rank_candidates(answer.confidence, answer.explained)[len(x) :]] = False
     right = torch.tensor([[bool(owner) and owner == name for name in names] for owner in owners])
@@ -211,9 +208,7 @@ def _attack_by_sratta(case: Case, holdings: Mapping[str, Images]) -> ResultRow:
     with measure_cpu() as clock:
         found = run_sratta(case)
     x, names = torch.cat([own.x for own in holdings.values()]), [name for name, own in holdings.items() for _ in range(len(own))]
-    hit = torch.zeros(0, len(x), dtype=torch.bool)
-    if len(found.x):
-        hit = measure_best(found.x.float().reshape(-1, *x.shape[1:]), x) > EXACT_DB
+    hit = measure_matches(found.x.float().reshape(-1, *x.shape[1:]), x) > EXACT_DB
     numbers = [0] * len(found.x)
     for number, group in enumerate(found.groups, start=1):
         for i in group:

@@ -7,14 +7,13 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
+from support.matches import count_exact, run_if_applicable
 from support.rounds.cohorts import CohortSetting, record
 from support.rounds.federation import make_mlp_client, pretrain, record_epochs
-from support.rounds.spans import LEARNING_RATE, TRAINING_STEPS, count_exact
+from support.rounds.spans import LEARNING_RATE, TRAINING_STEPS
 from support.splits import Images, load_images
-from torch import Generator
 
-from attacker.attacks import Attack, AttackSpec, Case
-from attacker.reconstruction import Reconstruction
+from attacker.attacks import AttackSpec, Case
 from fedsim.recording import Training
 
 EPOCHS = 3
@@ -80,7 +79,7 @@ def make_growth_rows(options: Options) -> list[ResultRow]:
         for count in line.rounds[:: 4 if options.quick else 1]:
             first = replace(line.case, observations=line.case.observations[:count])
             with measure_cpu() as clock:
-                found = _attack(attack, first, options)
+                found = run_if_applicable(attack, first, options)
             total = len(line.images)
             rows.append(
                 {
@@ -88,19 +87,12 @@ def make_growth_rows(options: Options) -> list[ResultRow]:
                     "attack": line.attack,
                     "rounds": count,
                     "exact": count_exact(found, line.images.x) / total,
-                    "null": count_exact(_attack(null, first, options), line.images.x) / total,
+                    "null": count_exact(run_if_applicable(null, first, options), line.images.x) / total,
                     "cpu_seconds": clock.seconds,
                     "part": line.images.part,
                 }
             )
     return rows
-
-
-def _attack(attack: Attack, case: Case, options: Options) -> Reconstruction | None:
-    try:
-        return attack([case], rng=Generator().manual_seed(options.seed))[0]
-    except ValueError:
-        return None
 
 
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, measure_cpu, read_peak_memory
+from support.matches import count_exact
 from support.rounds.federation import average, make_mlp_client
-from support.rounds.spans import count_exact
 from support.single_cases import LocalClient
 from support.splits import Images
 from torch import Generator, Tensor

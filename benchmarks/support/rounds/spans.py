@@ -8,23 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from support.contract import Options, ResultRow, measure_cpu
 from support.cpl.cases import load_table
+from support.matches import SUCCESS_DB, count_exact, count_false, count_wrong, run_if_applicable
 from support.rounds.federation import kill_neurons, make_mlp_client, pretrain, record_epochs
 from support.single_cases import LocalClient
 from support.splits import Images, load_images
-from torch import Generator, Tensor
+from torch import Generator
 
 from attacker.attacks import Case, spans
 from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
 from attacker.attacks.multi_round.spans.recovery import count_all_shared
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import keep_first
-from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
 
-EXACT_DB = 60.0
-"""PSNR above which an image counts as exact."""
-SUCCESS_DB = 20.46
-"""PSNR of the mean squared error at which scoring counts an image as recovered."""
 LEARNING_RATE = 0.02
 TRAINING_STEPS = 1500
 
@@ -88,7 +84,7 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
 
     `overlap_exact` is a share of all pairs of two rounds of the same client, counted over all clients: those for which the attack
     finds the true number of images in common.
-    `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above `EXACT_DB`:
+    `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above 60 dB:
     by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     `recovered` is the share of all images to which one of a client's N best answers with relu=True has a PSNR above `SUCCESS_DB`,
     where N is the client's number of images.
@@ -115,7 +111,7 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
         "examples": n,
         "clients": setting.clients,
         "epochs": setting.epochs,
-        "client": setting.state,
+        "network": setting.state,
         "defense": setting.defense or "none",
         "accuracy": client.measure_accuracy(images),
         "pairs": totals["pairs"],
@@ -159,41 +155,7 @@ def run_spans(case: Case, options: Options, *, relu: bool) -> Reconstruction | N
     relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them and by
     independent component analysis.
     """
-    try:
-        return replace(spans(relu=relu, components=relu), device=options.device)(
-            [case], rng=Generator().manual_seed(options.seed)
-        )[0]
-    except ValueError:
-        return None
-
-
-def measure_best(found: Tensor, x: Tensor) -> Tensor:
-    """Return the PSNR in dB between M > 0 reconstructions, first clamped to [0, 1], and N originals, as a matrix (M, N)."""
-    return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)])
-
-
-def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
-    """Return the number of originals x to which some reconstruction has a PSNR above `least` dB; 0 if `found` is None."""
-    if found is None or not len(found.x):
-        return 0
-    return int((measure_best(found.x, x).amax(dim=0) > least).sum())
-
-
-def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
-    """Return the number of reconstructions whose PSNR to every original in x is at most `EXACT_DB`; 0 if `found` is None."""
-    return 0 if found is None else int((measure_best(found.x, x).amax(dim=1) <= EXACT_DB).sum())
-
-
-def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
-    """Count the reconstructions with a confidence above 0.9: return how many of these are wrong, and how many there are in all.
-
-    A reconstruction is wrong if its PSNR is at most `success` dB to every original in x (N, *shape).
-    """
-    if found is None:
-        return 0, 0
-    sure = found.confidence > 0.9
-    best = measure_best(found.x, x).amax(dim=1)
-    return int((sure & (best <= success)).sum()), int(sure.sum())
+    return run_if_applicable(replace(spans(relu=relu, components=relu), device=options.device), case, options)
 
 
 def _make_client(images: Images, setting: SpanSetting, seed: int) -> LocalClient:

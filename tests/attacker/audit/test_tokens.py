@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks import AttackSpec, Case, find_unmet
-from attacker.attacks.closed_form.attack import ClosedForm
+from attacker.attacks import AttackSpec, Case, exact, find_unmet
 from attacker.attacks.networks.discrete_inputs import find_token_embeddings, is_differentiable
 from attacker.audit import Finding, NotChecked, PassedCheck
 from attacker.audit.findings import CheckResult
@@ -158,8 +157,7 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
     one = observe((torch.tensor([[0.3, 0.8, 11.0]]), torch.tensor([1])), model=spec, data=data)
     for name in ("inverting_gradients", "agic"):
         assert any("codes of categories" in reason for reason in find_unmet(AttackSpec(name=name).build(), Case((one,))))
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    assert "codes of categories" in exact.plan(Case((one,))).reasons["layer_input"]
+    assert "codes of categories" in exact(fallback="none").plan(Case((one,))).reasons["layer_input"]
     found = check(one)
     assert isinstance(found, Finding)
     assert "1 of the 20 codes occur, those with the numbers 11." in found.evidence
@@ -168,9 +166,9 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
 
 
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
-    exact, case = AttackSpec(name="exact", arguments={"fallback": "none"}).build(), Case((watch(),))
-    assert find_unmet(exact, case) == []
-    (found,) = exact([case], rng=torch.Generator().manual_seed(0))
+    attack, case = exact(fallback="none"), Case((watch(),))
+    assert find_unmet(attack, case) == []
+    (found,) = attack([case], rng=torch.Generator().manual_seed(0))
     assert sorted(found.y.tolist()) == [0, 2]
     assert found.confidence.tolist() == [0, 0]  # its values are no tokens
     assert any("only the labels mean something" in note for note in found.notes)
@@ -198,9 +196,7 @@ def test_closed_forms_say_that_tokens_have_no_gradient(observe, network: str) ->
     spec = ModelSpec(name=f"{__name__}:{network}")
     models.admit(spec.name)
     case = Case((observe((SENTENCES, torch.tensor([0, 2])), model=spec, data=DATA),))
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    assert isinstance(exact, ClosedForm)
-    assert "whole numbers, such as tokens, for which there is no gradient" in exact.plan(case).reasons["linear"]
+    assert "whole numbers, such as tokens, for which there is no gradient" in exact(fallback="none").plan(case).reasons["linear"]
 
 
 def test_two_label_estimates_are_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
@@ -255,6 +251,4 @@ def test_tied_embeddings_show_no_tokens(observe, network: str) -> None:  # type:
     assert not models.has_head(models.build(spec, data), data)
     case = Case((one,))
     assert any("linear" in reason for reason in find_unmet(AttackSpec(name="idlg").build(), case))
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    assert isinstance(exact, ClosedForm)
-    assert "last linear layer" in exact.plan(case).reasons["features"]
+    assert "last linear layer" in exact(fallback="none").plan(case).reasons["features"]

@@ -53,6 +53,13 @@ def list_submitted(queue: Queue) -> list[tuple[str, str]]:
     return [(job.spec.recording, job.spec.rounds) for job in reversed(queue.list(state="queued"))]
 
 
+def finish_job(queue: Queue, *, cpu: float) -> None:
+    """Claim the next job, and publish a result that took `cpu` seconds."""
+    claim = queue.claim("me")
+    assert claim is not None
+    queue.publish(claim, Result(), cpu=cpu)
+
+
 def test_each_new_round_makes_a_job_once_also_after_a_restart(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'arguments = { route = "linear" }', "seed = 3", "null = false", "priority = 2")
     given.arrived("photos", [1])
@@ -162,13 +169,9 @@ def test_jobs_per_hour_are_limited(
 def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0 }")
     given.arrived("photos", [1])
-    claim = queue.claim("me")
-    assert claim is not None
-    queue.publish(claim, Result(), cpu=9.0)
+    finish_job(queue, cpu=9.0)
     given.arrived("photos", [2])
-    claim = queue.claim("me")
-    assert claim is not None
-    queue.publish(claim, Result(), cpu=2.0)
+    finish_job(queue, cpu=2.0)
     given.arrived("photos", [3])
     given.arrived("other", [1])
     assert list_submitted(queue) == [("other", "1")]
@@ -199,9 +202,7 @@ def test_recordings_of_one_name_are_distinguished(queue: Queue, tmp_path: Path) 
 def test_each_recording_has_its_own_budget(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, "budget = { cpu_seconds = 10.0, behind = 2 }")
     given.arrived("photos", [1])
-    claim = queue.claim("me")
-    assert claim is not None
-    queue.publish(claim, Result(), cpu=11.0)
+    finish_job(queue, cpu=11.0)
     given.arrived("photos", [1], identity="b")
     given.arrived("photos", [2], identity="b")
     given.arrived("photos", [1, 2], identity="c")

@@ -4,20 +4,22 @@ L is the loss, and z the output of the first linear layer before its activation 
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import comb
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from attacker.attacks.closed_form.linear.label_gradients import (
+    MIN_SINGLE_MISFIT,
+    compute_label_gradients,
+    compute_output_gradient,
+    find_mixed_labels,
+)
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
-from attacker.attacks.closed_form.linear.mixed_labels import MIN_SINGLE_MISFIT, find_mixed_labels
 from attacker.attacks.networks.chain import Chain
-from attacker.attacks.networks.forward import run_forward_pass
 from defenses.base import Tensors
-from fedsim import models
 
 MAX_LABEL_COMBINATIONS = 3000
 """Largest number of combinations of labels that are tried for an example that occurs several times."""
@@ -67,7 +69,6 @@ class LabelledExamples:
 
 
 def explain(
-    model: nn.Module,
     chain: Chain,
     weights: Tensors,
     loss: str,
@@ -75,15 +76,12 @@ def explain(
     examples: int,
     *,
     bounds: tuple[Tensor, Tensor] | None = None,
-    feed: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> LabelledExamples:
     """Choose the label of each example so that its simulated gradient at the first layer's pre-activations fits the observed one.
 
-    model, weights: the network, which takes normalised inputs, and its weights by name. loss: name of the loss.
-    answer:   the examples found, with their parts of the gradient. examples: number of examples in the batch.
-    bounds:   lowest and highest possible inputs of the first layer.
-    feed:     function from inputs (N, *shape) of the first layer to the network's normalised inputs, which differ if its
-              code scales them.
+    chain, weights: the network and its weights by name. loss: name of the loss.
+    answer: the examples found, with their parts of the gradient. examples: number of examples in the batch.
+    bounds: lowest and highest possible inputs of the first layer.
 
     If fewer distinct examples than `examples` make up the whole gradient, an example may get several labels, one for each time
     that it seems to occur in the batch. If the layer has no bias, the norm of the example is chosen by the same criterion; of
@@ -96,17 +94,17 @@ def explain(
             f"labels cannot be found, because the batch's gradient was not split into those of its examples ({reason}); use "
             "assign_labels, which does not need them"
         )
-    simulate = _Simulation(model, chain, weights, loss, feed)
+    simulation = _LabelSimulation(chain, {name: w.double() for name, w in weights.items()}, loss)
     spare = max(examples - answer.found, 0) if answer.rank == answer.found else 0
     x, y, source, misfit, turned, beside, twins, mixed = [], [], [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
             one, twin = answer.x[i], False
         else:
-            one, twin = simulate.find_norm(answer.x[i], answer.d[i] * examples, bounds)
+            one, twin = simulation.find_norm(answer.x[i], answer.d[i] * examples, bounds)
         length = 1.0 if answer.scaled else float(one.norm())
         part = answer.d[i] * examples / length
-        each = simulate.simulate_all_labels(one[None])[0]
+        each = simulation.simulate_all_labels(one[None])[0]
         labels, missed = _find_labels(each, part, spare)
         spare -= len(labels) - 1
         x += [one] * len(labels)
@@ -114,7 +112,7 @@ def explain(
         source += [i] * len(labels)
         misfit.append(missed)
         turned.append(min(missed, _measure_angle(each, part)))
-        beside.append(_measure_distance(torch.cat([each, simulate.simulate_equal_errors(one[None])]), part))
+        beside.append(_measure_distance(torch.cat([each, compute_output_gradient(chain, simulation.weights, one[None])]), part))
         twins.append(twin)
         mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(each[:, None], part[None])))
     return LabelledExamples(
@@ -124,39 +122,21 @@ def explain(
     )  # fmt: skip
 
 
-class _Simulation:
-    def __init__(self, model: nn.Module, chain: Chain, weights: Tensors, loss: str, feed: Callable[[Tensor], Tensor]) -> None:
-        self.model, self.layer, self.measure, self.feed = model, chain.layers[0], models.find_loss(loss), feed
-        self.weights = {name: w.double() for name, w in weights.items()}
-        self.classes = 2 if loss == "logistic" else chain.layers[-1].shape[0]
+@dataclass(frozen=True)
+class _LabelSimulation:
+    """Simulation of gradients with each label: the network, its weights by name, and the name of the loss."""
 
-    def simulate(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return dL/dz of each of the examples x (N, F) with labels y (N,), each as a batch of one: (N, width).
+    chain: Chain
+    weights: Tensors
+    loss: str
 
-        L is the loss, and z the output of the first linear layer, which has `width` neurons, before its activation.
-        """
-        return self._differentiate(x, lambda logits: self.measure(logits, y) * len(x))
-
-    def simulate_equal_errors(self, x: Tensor) -> Tensor:
-        """Return the gradient of the sum of the outputs at the pre-activations z, (N, width), for examples x (N, F).
-
-        With the gradients for all labels, whose errors at the outputs sum to zero, it spans those for any errors.
-        """
-        return self._differentiate(x, torch.sum)
-
-    def _differentiate(self, x: Tensor, measure: Callable[[Tensor], Tensor]) -> Tensor:
-        offset = torch.zeros(len(x), self.layer.shape[0], dtype=x.dtype, device=x.device, requires_grad=True)
-        hook = self.model.get_submodule(self.layer.name).register_forward_hook(lambda module, given, z: z + offset)
-        try:
-            logits = run_forward_pass(self.model, self.weights, self.feed(x.reshape(-1, *self.layer.inputs)))
-        finally:
-            hook.remove()
-        return torch.autograd.grad(measure(logits), offset)[0]
+    @property
+    def classes(self) -> int:
+        return 2 if self.loss == "logistic" else self.chain.layers[-1].shape[0]
 
     def simulate_all_labels(self, x: Tensor) -> Tensor:
-        """Return dL/dz (see `simulate`) of each of the examples x (N, F) with each of the K labels, (N, K, width)."""
-        y = torch.arange(self.classes, device=x.device).repeat(len(x))
-        return self.simulate(x.repeat_interleave(self.classes, dim=0), y).reshape(len(x), self.classes, -1)
+        """Return dL/dz of each of the examples x (N, F) with each of the K labels, each as a batch of one, (N, K, width)."""
+        return compute_label_gradients(self.chain, self.weights, x, self.loss, self.classes)
 
     def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
         """Return the input s x, the unit vector x (F,) scaled to its unknown norm s, and whether a second norm fits as well.

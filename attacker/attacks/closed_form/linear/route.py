@@ -15,12 +15,12 @@ from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, e
 from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, choose_label, divide, find_direct_layer
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
+from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
-from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.patches import DEPENDENT, UNEXPLAINED, PatchLayer, find_patch_layer, solve_patches
-from attacker.attacks.closed_form.rgap.walk import WalkSettings
+from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.input_layer import is_input_random
@@ -62,7 +62,7 @@ settles the answer."""
 TWIN_NOTE = "a multiple of the example has the same gradient; of the two, the one in the range of the data is returned"
 
 
-def solve_linear(observed: StackedObservations, rng: Generator, walk: WalkSettings) -> Sequence[ClosedFormAnswer]:
+def solve_linear(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
     """Solve for the inputs of a first linear layer, as far as the gradient separates the examples; return one answer per case.
 
     A case is of one example or a batch. Its answer may have fewer examples than the batch, or none.
@@ -166,14 +166,12 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
 def _explain_batch(observed: StackedObservations, chain: Chain, i: int, linear: LinearAnswer) -> _Labelled:
     """Return the labels that explain each example's part of the gradient. Raises ValueError if these parts are not known."""
     batch = explain(
-        observed.model,
         chain,
         observed.get_weights(i),
         observed.training.loss,
         linear,
         observed.examples,
         bounds=observed.get_input_range(),
-        feed=lambda x: observed.data.normalise(observed.restore_examples(x)),
     )
     return _Labelled(
         batch.x,

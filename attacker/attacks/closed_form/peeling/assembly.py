@@ -11,8 +11,8 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.peeling.equations import ComposedEquations
 from attacker.attacks.closed_form.rgap.footprint import find_used_values
+from attacker.attacks.closed_form.rgap.recursion import Point, build_equations, compute_offset, invert_lengths
 from attacker.attacks.closed_form.rgap.system import EquationValues, broadcast_like, unfold
-from attacker.attacks.closed_form.rgap.walk import Point, build_equations, compute_offset, invert_lengths
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.layers import Layer
 from defenses.base import Tensors

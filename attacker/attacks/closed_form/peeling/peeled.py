@@ -20,8 +20,8 @@ from attacker.attacks.closed_form.peeling.assembly import build_grey_images, bui
 from attacker.attacks.closed_form.peeling.equations import ComposedEquations, Tangent
 from attacker.attacks.closed_form.peeling.smoothness import MidpointPrior, SmoothnessPrior, TotalVariation
 from attacker.attacks.closed_form.rgap.least_squares import ConstraintWeights
+from attacker.attacks.closed_form.rgap.recursion import Point
 from attacker.attacks.closed_form.rgap.system import broadcast_like
-from attacker.attacks.closed_form.rgap.walk import Point
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.optimisers.conjugate_gradients import Curvature, conjugate_gradients, never_stop
 from defenses.base import Tensors

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.rgap.heads import has_rank_above_one
-from attacker.attacks.closed_form.rgap.walk import (
-    DEFAULT_WALK,
+from attacker.attacks.closed_form.rgap.recursion import (
+    DEFAULT_RGAP,
     Point,
-    WalkSettings,
+    RgapSettings,
     is_homogeneous,
     solve_last_layer,
     solve_layer,
@@ -64,7 +64,7 @@ def require_single(observed: StackedObservations) -> Chain:
     return chain
 
 
-def choose_solutions(observed: StackedObservations, chain: Chain, walk: WalkSettings) -> LastLayerSolutions:
+def choose_solutions(observed: StackedObservations, chain: Chain, rgap: RgapSettings) -> LastLayerSolutions:
     """Return the likeliest of the possible solutions of the last layer, and a second one where it fits as well (the twin).
 
     Solutions are compared by how badly they fit the last layer's gradient and how well the layer before can be solved with them.
@@ -78,7 +78,7 @@ def choose_solutions(observed: StackedObservations, chain: Chain, walk: WalkSett
             points[0], torch.zeros_like(points[0].head.clamped), doubts=_list_doubts(chain, gradient, points[0])
         )
     alone = len(chain.layers) == 1
-    judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, walk) for p in points]
+    judged = points if alone else [solve_layer(chain, observed.weights, gradient, p, rgap) for p in points]
     scores = torch.stack([_score_solution(p, i, _read_known_labels(observed)) for i, p in enumerate(judged)])
     if alone:  # there is no layer before it to decide
         scores = scores + torch.stack([measure_outside(observed.restore_examples(p.f)) for p in points])
@@ -113,15 +113,15 @@ def build_answers(
     return _choose_twins(solutions, x, observed.restore_examples(second), route)
 
 
-def run_rgap(observed: StackedObservations, walk: WalkSettings = DEFAULT_WALK) -> list[ClosedFormAnswer]:
+def run_rgap(observed: StackedObservations, rgap: RgapSettings = DEFAULT_RGAP) -> list[ClosedFormAnswer]:
     """Solve for the input of each layer, from the last to the first (R-GAP), for all observations at once; return their answers.
 
     Raises ValueError if R-GAP does not apply, see `require_single`, or if the last layer cannot be solved, such as a convolution.
     """
     chain = require_single(observed)
-    solutions = choose_solutions(observed, chain, walk)
-    first = solve_layers(chain, observed.weights, observed.gradient, solutions.first, walk)
-    second = solve_layers(chain, observed.weights, observed.gradient, solutions.second, walk).f if solutions.second else None
+    solutions = choose_solutions(observed, chain, rgap)
+    first = solve_layers(chain, observed.weights, observed.gradient, solutions.first, rgap)
+    second = solve_layers(chain, observed.weights, observed.gradient, solutions.second, rgap).f if solutions.second else None
     return build_answers(observed, solutions, first.f, second, "layers")
 
 

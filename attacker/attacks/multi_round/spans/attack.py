@@ -15,7 +15,7 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
-from attacker.attacks.closed_form.linear.mixed_labels import MIXED_LABELS
+from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
 from attacker.attacks.multi_round.spans.anonymous import group_updates
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
 from attacker.attacks.multi_round.spans.doubts import review

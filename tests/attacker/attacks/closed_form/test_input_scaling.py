@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from attacker.attacks.closed_form.observations import observe as stack
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -124,14 +125,12 @@ def normalise_by_torchvision(shape: tuple[int, ...], num_classes: int) -> nn.Mod
 def record(observe: Observe, network: str, count: int, **data: Any) -> tuple[Observation, Tensor]:
     name, spec = f"{__name__}:{network}", DataSpec(shape=SHAPE, num_classes=5, **data)
     models.admit(name)
-    x = torch.randint(256, (count, *SHAPE), generator=torch.Generator().manual_seed(3)) / 255
+    x = torch.randint(256, (count, *SHAPE), generator=seeded(3)) / 255
     return observe((x, torch.arange(count) % 5), model=ModelSpec(name=name), data=spec), x
 
 
 def attack(observation: Observation) -> Reconstruction:
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
-    return found
+    return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_images_of_one_row_or_column_are_recovered(observe: Callable[..., Any], 
 def test_exact_searches_on_if_the_closed_form_fits_the_noise(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     case, x, _ = image_case(1, defense="gaussian(0.002)")
     (fitted,) = cpl(optimiser="wolfe", denoised=False)([case], rng=seeded())
-    monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, walk: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
+    monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, rgap: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
     (routed,) = exact()([case], rng=seeded())
     seen = observe_closed([case])
     assert seen.measure_misfit(0, fitted.x, fitted.y) < seen.measure_misfit(0, routed.x, routed.y) < 1.1 * seen.estimate_noise(0)

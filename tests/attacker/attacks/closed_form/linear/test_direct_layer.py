@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer
 from attacker.attacks.closed_form.observations import observe as stack
 from attacker.reconstruction import Reconstruction
@@ -71,13 +72,11 @@ def name(network: type[nn.Module]) -> ModelSpec:
 
 
 def draw(data: DataSpec, count: int = 1) -> Tensor:
-    return torch.rand(count, *data.shape, generator=torch.Generator().manual_seed(5))
+    return torch.rand(count, *data.shape, generator=seeded(5))
 
 
 def attack(observation: Observation) -> Reconstruction:
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
-    return found
+    return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
 @pytest.mark.parametrize(("network", "data"), [(Residual, ROWS), (WithoutHead, ROWS), (NormalisesInside, IMAGES)])
@@ -101,8 +100,7 @@ def test_two_examples_reported_as_one_are_not_certain(observe: Any) -> None:
     one = observe((draw(ROWS, 2), torch.tensor([1, 2])), model=name(Residual), data=ROWS)
     found = attack(replace(one, num_examples=1))
     assert not float(found.confidence[0]) >= 0.5
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    assert "cannot invert this network" in exact.plan(Case((one,))).reasons["linear"]
+    assert "cannot invert this network" in exact(fallback="none").plan(Case((one,))).reasons["linear"]
 
 
 def test_an_example_behind_dropout_is_not_certain(observe: Any) -> None:

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from generators import seeded
 from observations import make_observation
 from torch.nn import functional
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from attacker.attacks.closed_form.linear import route
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
@@ -28,16 +29,14 @@ def attack(precision: torch.dtype, x: torch.Tensor, *, size: int, seed: int) -> 
         learning_rate=0.1, batch_size=size, steps=1, precision="bfloat16" if precision == torch.bfloat16 else "float16"
     )
     observation = make_observation(update, weights, model=MODEL, data=DATA, training=training)
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
-    return found
+    return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> None:
     sure = 0
     for seed in range(4):
-        x = torch.rand(4, 64, generator=torch.Generator().manual_seed(seed))
+        x = torch.rand(4, 64, generator=seeded(seed))
         found = attack(precision, x, size=4, seed=seed)
         certain = found.confidence >= MIN_LIKELY
         error = torch.cdist(found.x, x).min(dim=1).values / 8
@@ -48,12 +47,12 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
 
 def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "MAX_HALF_TURNED", route.MAX_TURNED)
-    x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(4, 64, generator=seeded())
     assert not bool((attack(torch.bfloat16, x, size=4, seed=0).confidence >= MIN_LIKELY).any())
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
 def test_two_rows_that_are_reported_as_one_are_not_certain_in_half_precision(precision: torch.dtype) -> None:
     for seed in range(4):
-        x = torch.rand(2, 64, generator=torch.Generator().manual_seed(seed))
+        x = torch.rand(2, 64, generator=seeded(seed))
         assert not bool((attack(precision, x, size=1, seed=seed).confidence >= MIN_LIKELY).any())

@@ -6,7 +6,7 @@ from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, r
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, WalkSettings, solve_last_layer, solve_layers
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, PAPER_RGAP, RgapSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
 from fedsim.recording import ModelSpec
@@ -17,7 +17,7 @@ BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[LabelledExamples, Tensors]:
     weights, gradient = gradient_of(model, x, y, loss)
     answer = recover(model, weights, gradient, len(x))
-    return explain(model, read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
+    return explain(read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
 def measure_misfit(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
@@ -78,12 +78,12 @@ def test_labels_of_an_unseparated_batch_are_refused() -> None:
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
     with pytest.raises(ValueError, match="labels cannot be found"):
-        explain(model, read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
+        explain(read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
 
 
 @pytest.mark.parametrize("size", [2, 5])
-@pytest.mark.parametrize("walk", [DEFAULT_WALK, PAPER_WALK], ids=["ours", "paper"])
-def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: WalkSettings) -> None:
+@pytest.mark.parametrize("rgap", [DEFAULT_RGAP, PAPER_RGAP], ids=["ours", "paper"])
+def test_r_gap_gives_a_mixture_of_a_batch(size: int, rgap: RgapSettings) -> None:
     """For FCN3 with the logistic loss (R-GAP, section 4.4), the answer lies in the span of the examples but equals none."""
     data = DATA.__class__(shape=DATA.shape, num_classes=2)
     model = models.build(ModelSpec(name="fcn3"), data, seed=0)
@@ -92,7 +92,7 @@ def test_r_gap_gives_a_mixture_of_a_batch(size: int, walk: WalkSettings) -> None
     stacked = [{name: t[None].double() for name, t in tensors.items()} for tensors in (weights, gradient)]
     chain = read_chain(model, data.shape)
     point = solve_last_layer(chain, *stacked, "logistic")[0]
-    answer = solve_layers(chain, *stacked, point, walk).f.flatten().double()
+    answer = solve_layers(chain, *stacked, point, rgap).f.flatten().double()
     true = x.flatten(1).double()
     shares = torch.linalg.lstsq(true.T, answer[:, None]).solution[:, 0]
     assert float((answer - shares @ true).norm() / answer.norm()) < 1e-5  # the paper's variant rounds to float32 between layers

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from attacker.attacks.closed_form.linear.mixed_labels import find_mixed_labels
+from attacker.attacks.closed_form.linear.label_gradients import find_mixed_labels
 
 CLASSES, WIDTH = 6, 20
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from generators import seeded
 from observations import make_observation
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from fedsim import models
@@ -27,7 +28,7 @@ def weigh(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def square(logits: Tensor, y: Tensor) -> Tensor:
-    return mse_loss(logits, 3 * torch.rand(len(y), CLASSES, generator=torch.Generator().manual_seed(int(y.sum()))))
+    return mse_loss(logits, 3 * torch.rand(len(y), CLASSES, generator=seeded(int(y.sum()))))
 
 
 def mix(logits: Tensor, y: Tensor) -> Tensor:
@@ -40,14 +41,12 @@ def attack(loss: Loss, x: Tensor, *, seed: int, hidden: tuple[int, ...] = (64, 3
     spec = ModelSpec(name="mlp", arguments={"hidden": list(hidden)})
     model = models.build(spec, data, seed=seed)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    y = torch.randint(CLASSES, (len(x),), generator=torch.Generator().manual_seed(seed))
+    y = torch.randint(CLASSES, (len(x),), generator=seeded(seed))
     loss(model(x), y).backward()
     update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=0.1, batch_size=len(x), steps=1)
     observation = make_observation(update, weights, model=spec, data=data, training=training)
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
-    return found
+    return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
 @pytest.mark.parametrize("loss", [smooth, weigh, square])
@@ -55,7 +54,7 @@ def attack(loss: Loss, x: Tensor, *, seed: int, hidden: tuple[int, ...] = (64, 3
 def test_rows_of_another_loss_are_certain_and_right(loss: Loss, rows: int) -> None:
     certain = 0
     for seed in range(6):
-        x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(rows, FEATURES, generator=seeded(seed))
         found = attack(loss, x, seed=seed)
         nearest = torch.cdist(found.x, x).amin(dim=1)
         sure = found.confidence >= MIN_LIKELY
@@ -66,7 +65,7 @@ def test_rows_of_another_loss_are_certain_and_right(loss: Loss, rows: int) -> No
 
 def test_inputs_that_clients_mixed_are_not_certain() -> None:
     for seed in range(6):
-        x = torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(ROWS, FEATURES, generator=seeded(seed))
         assert not bool((attack(mix, x, seed=seed).confidence >= MIN_LIKELY).any())
 
 
@@ -74,7 +73,7 @@ def test_inputs_that_clients_mixed_are_not_certain() -> None:
 def test_mixtures_that_the_first_layer_does_not_determine_are_not_certain(loss: Loss) -> None:
     """With some errors at the outputs, mixtures of the two images explain the gradients of both layers of this narrow network."""
     for seed in range(4):
-        x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+        x = torch.rand(2, 3, 4, 4, generator=seeded(seed))
         found = attack(loss, x, seed=seed, hidden=(16,))
         error = (found.x[:, None] - x).flatten(2).square().mean(dim=2).amin(dim=1)
         assert not bool((error[found.confidence >= MIN_LIKELY] > MAX_RECOVERED_MSE).any())

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from generators import seeded
 from observations import make_observation
 from torch import nn
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 
@@ -17,7 +18,7 @@ def test_signs_of_gradients_are_not_taken_for_examples(optimiser: type[torch.opt
     data, spec = DataSpec(shape=(1, 8, 8), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [128]})
     model = models.build(spec, data, seed=0)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    x, y = torch.rand(examples, 1, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(examples)
+    x, y = torch.rand(examples, 1, 8, 8, generator=seeded(1)), torch.arange(examples)
     taken = optimiser(model.parameters(), lr=0.01)  # type: ignore[call-arg]
     for images, labels in zip(x.chunk(steps), y.chunk(steps), strict=True):
         taken.zero_grad()
@@ -26,10 +27,10 @@ def test_signs_of_gradients_are_not_taken_for_examples(optimiser: type[torch.opt
     update = {name: p.detach() - weights[name] for name, p in model.named_parameters()}
     training = Training(learning_rate=0.01, batch_size=examples // steps, steps=steps)
     observation = make_observation(update, weights, model=spec, data=data, training=training)
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
+    attack = exact(fallback="none")
     if optimiser is torch.optim.SGD:
-        (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+        (found,) = attack([Case((observation,))], rng=seeded())
         assert len(found.x) == examples
         return
     with pytest.raises(ValueError, match="about one magnitude"):
-        exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
+        attack([Case((observation,))], rng=seeded())

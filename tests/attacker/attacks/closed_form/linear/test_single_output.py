@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
 from observations import make_observation
 from torch import nn
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Case, exact
 from attacker.attacks.closed_form import routes
-from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.closed_form.observations import ClosedFormAnswer
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
@@ -43,18 +43,16 @@ def attack(network: str, x: torch.Tensor, *, seed: int = 0) -> Reconstruction:
     models.admit(spec.name)
     model = models.build(spec, data, seed=seed)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    targets = 3 * torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
+    targets = 3 * torch.rand(len(x), generator=seeded(seed))
     (model(x)[:, 0] - targets).square().mean().backward()
     update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=0.1, batch_size=1, steps=1, loss="logistic")
     observation = make_observation(update, weights, model=spec, data=data, training=training)
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    (found,) = exact([Case((observation,))], rng=torch.Generator().manual_seed(0))
-    return found
+    return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
 def draw_rows(count: int, seed: int) -> torch.Tensor:
-    return torch.rand(count, FEATURES, generator=torch.Generator().manual_seed(100 + seed))
+    return torch.rand(count, FEATURES, generator=seeded(100 + seed))
 
 
 @pytest.mark.parametrize("network", ["relu", "tanh", "normalised"])
@@ -87,7 +85,7 @@ def test_a_row_that_is_read_off_is_not_displaced_by_an_estimate(
     monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation], stays: float, final: bool, kept: str
 ) -> None:
     """With another training than stated, the distance to the whole gradient says little about the example."""
-    one, label = torch.rand(1, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([1])
+    one, label = torch.rand(1, 64, generator=seeded(1)), torch.tensor([1])
     read = ClosedFormAnswer((one + 0.02).clamp(0, 1), torch.tensor([2]), "linear", stays=torch.tensor([stays]))
     estimate = ClosedFormAnswer((one + 0.1).clamp(0, 1), label, "layer_input", final=final)
     assert choose(monkeypatch, observe((one, label), **LARGE), read, estimate) == kept
@@ -97,7 +95,7 @@ def test_a_near_answer_is_not_displaced_by_a_final_one_that_fits_less_well(
     monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation]
 ) -> None:
     """In half precision, right answers are not exact, and `layer_input` is the last route."""
-    one, label = torch.rand(1, 64, generator=torch.Generator().manual_seed(1)), torch.tensor([1])
+    one, label = torch.rand(1, 64, generator=seeded(1)), torch.tensor([1])
     near = ClosedFormAnswer(one + 3e-3, label, "linear", stays=torch.tensor([0.999]))
     estimate = ClosedFormAnswer((one + 0.2).clamp(0, 1), label, "layer_input", final=True)
     assert choose(monkeypatch, observe((one, label), **LARGE), near, estimate) == "linear"
@@ -110,8 +108,6 @@ def choose(monkeypatch: pytest.MonkeyPatch, observation: Observation, *answers: 
     """Return the route whose answer `exact` keeps, of routes that give these answers in this order."""
     for one in answers:
         monkeypatch.setitem(routes.ROUTES, one.route, lambda *_, one=one: [one])
-    exact = AttackSpec(name="exact", arguments={"fallback": "none"}).build()
-    assert isinstance(exact, ClosedForm)
-    attack = replace(exact, routes=tuple(one.route for one in answers), stability=False)
-    (found,) = attack([Case((observation,))], rng=torch.Generator().manual_seed(0))
+    attack = replace(exact(fallback="none"), routes=tuple(one.route for one in answers), stability=False)
+    (found,) = attack([Case((observation,))], rng=seeded())
     return found.route

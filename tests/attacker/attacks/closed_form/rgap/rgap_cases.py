@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, Point, WalkSettings, solve_last_layer, solve_layers
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, Point, RgapSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import Chain, read_chain
 from fedsim.models import find_loss
 
@@ -28,12 +28,12 @@ class Seen(NamedTuple):
     def readings(self) -> list[Point]:
         return solve_last_layer(self.chain, self.weights, self.gradient, self.loss)
 
-    def walked(self, point: Point, walk: WalkSettings = DEFAULT_WALK) -> Point:
-        return solve_layers(self.chain, self.weights, self.gradient, point, walk)
+    def solve(self, point: Point, rgap: RgapSettings = DEFAULT_RGAP) -> Point:
+        return solve_layers(self.chain, self.weights, self.gradient, point, rgap)
 
-    def best(self, walk: WalkSettings = DEFAULT_WALK) -> Point:
+    def best(self, rgap: RgapSettings = DEFAULT_RGAP) -> Point:
         """Run R-GAP from all solutions of the last layer, and return the result nearest to the true example."""
-        ends = [self.walked(point, walk) for point in self.readings() if bool(point.head.valid.all())]
+        ends = [self.solve(point, rgap) for point in self.readings() if bool(point.head.valid.all())]
         return min(ends, key=lambda end: float(mse(end.f, self.x).max()))
 
 

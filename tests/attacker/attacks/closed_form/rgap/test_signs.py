@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
-from attacker.attacks.closed_form.rgap.walk import (
-    DEFAULT_WALK,
-    PAPER_WALK,
+from attacker.attacks.closed_form.rgap.recursion import (
+    DEFAULT_RGAP,
+    PAPER_RGAP,
     Point,
     build_equations,
     solve_last_layer,
     solve_layer,
     solve_layers,
 )
+from attacker.attacks.closed_form.rgap.signs import compute_root_mean_square, find_doubtful_signs, flip_outputs
 from attacker.attacks.networks.activations import RELU, leaky_relu
 from attacker.attacks.networks.chain import read_chain
 from fedsim.models import find_loss
@@ -94,7 +94,7 @@ def test_wrong_sign_is_found_among_all_values() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
     system, target = build_equations(s.chain, s.weights, s.gradient, point)
-    x = solve_layer(s.chain, s.weights, s.gradient, point, replace(DEFAULT_WALK, mended=False)).f
+    x = solve_layer(s.chain, s.weights, s.gradient, point, replace(DEFAULT_RGAP, mended=False)).f
     f, below = (t.reshape(s.outputs.shape) for t in (point.f, point.gradient))
     every = torch.ones_like(f, dtype=torch.bool)
     assert find_doubtful_signs(system, target, x, f, below, every)[:1].nonzero().tolist() == [list(s.nearest())]
@@ -110,7 +110,7 @@ def test_one_wrong_sign_is_corrected(noise: float) -> None:
     spoilt = s.spoilt(s.nearest())
     whole = solve_layers(s.chain, s.weights, s.gradient, s.start())
     mended = solve_layers(s.chain, s.weights, s.gradient, spoilt)
-    left = solve_layers(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_WALK, mended=False))
+    left = solve_layers(s.chain, s.weights, s.gradient, spoilt, replace(DEFAULT_RGAP, mended=False))
     assert measure_error(left.f, s.x)[0] > 1e4 * measure_error(whole.f, s.x)[0]
     moved = s.outputs[s.nearest()].square()  # more than its sign was changed
     assert measure_error(mended.f, s.x)[0] < 10 * measure_error(whole.f, s.x)[0] + moved
@@ -121,14 +121,14 @@ def test_one_wrong_sign_is_corrected(noise: float) -> None:
 def test_paper_mode_does_not_correct_signs() -> None:
     s = Seen()
     point = s.spoilt(s.nearest())
-    paper = solve_layer(s.chain, s.weights, s.gradient, point, PAPER_WALK)
+    paper = solve_layer(s.chain, s.weights, s.gradient, point, PAPER_RGAP)
     assert paper.residual[0] > 1e-5
 
 
 def test_correcting_signs_does_not_increase_the_error_with_noise() -> None:
     s = Seen(noise=1e-3)
     mended, left = (
-        solve_layers(s.chain, s.weights, s.gradient, s.start(), walk)
-        for walk in (DEFAULT_WALK, replace(DEFAULT_WALK, mended=False))
+        solve_layers(s.chain, s.weights, s.gradient, s.start(), rgap)
+        for rgap in (DEFAULT_RGAP, replace(DEFAULT_RGAP, mended=False))
     )
     assert (measure_error(mended.f, s.x) <= measure_error(left.f, s.x) * 1.01).all()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacker.scoring import environment as module
-from attacker.scoring.environment import describe_environment, read_commit
+from attacker.replay import environment as module
+from attacker.replay.environment import describe_environment, read_commit
 
 
 def git(folder: Path, *arguments: str) -> str:

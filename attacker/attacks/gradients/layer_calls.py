@@ -1,4 +1,4 @@
-"""Taps: records of a forward pass's calls of linear layers, 2D convolutions and batch norm, which yield weight gradients."""
+"""Records of a forward pass's calls of linear layers, 2D convolutions and batch norm, which yield weight gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from attacker.attacks.gradients.convolutions import (
     is_small,
 )
 
-TapRule = Callable[[Tensor], layers.Stack]
+WeightGradientRule = Callable[[Tensor], layers.Stack]
 """Maps the gradient of a layer's output, (P * N, ...), to the gradients of one of its weights for each of the P problems."""
 
 
 @dataclass(frozen=True)
-class Tap:
+class LayerCall:
     """The record of one layer call.
 
     edge:  autograd's edge of the layer's output, before any in-place operation on this output; `torch.autograd.grad` computes the
@@ -35,11 +35,11 @@ class Tap:
     """
 
     edge: GradientEdge
-    rules: Mapping[str, TapRule]
+    rules: Mapping[str, WeightGradientRule]
 
 
-class Taps(TorchFunctionMode):
-    """A context manager that records in `found` the calls of linear layers, 2D convolutions and batch norm that use `weights`.
+class LayerCallRecorder(TorchFunctionMode):
+    """A context manager that records in `calls` the calls of linear layers, 2D convolutions and batch norm that use `weights`.
 
     Their outputs are computed by this module's own functions. Other uses of a weight are not recorded. A weight is recognised by
     the identity of its tensor.
@@ -52,13 +52,13 @@ class Taps(TorchFunctionMode):
         self.precision = precision
         self.names = {id(weight): name for name, weight in weights.items()}
         self.problems = problems
-        self.found: list[Tap] = []
+        self.calls: list[LayerCall] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         layer = LAYERS.get(func)
         return func(*args, **kwargs or {}) if layer is None else layer(self, *args, **kwargs or {})
 
-    def note(self, output: Tensor, *rules: tuple[Tensor | None, TapRule]) -> Tensor:
+    def record(self, output: Tensor, *rules: tuple[Tensor | None, WeightGradientRule]) -> Tensor:
         """Record a layer call with one (weight, rule) pair for each of its weights, and return its output unchanged.
 
         Pairs are ignored if the weight is None, as without a bias, or is not one of `weights`. If none is left, nothing is
@@ -66,13 +66,13 @@ class Taps(TorchFunctionMode):
         """
         named = {self.names[id(weight)]: rule for weight, rule in rules if id(weight) in self.names}
         if named:
-            self.found.append(Tap(get_gradient_edge(output), named))
+            self.calls.append(LayerCall(get_gradient_edge(output), named))
         return output
 
 
-def _linear(taps: Taps, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    problems = taps.problems  # a rule that refers to `taps` would keep all activations until garbage is collected
-    return taps.note(
+def _linear(recorder: LayerCallRecorder, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    problems = recorder.problems  # a rule that refers to `recorder` would keep all activations until garbage is collected
+    return recorder.record(
         functional.linear(input, weight, bias),
         (weight, lambda g: layers.compute_linear_weight_gradients(input, g, problems)),
         (bias, lambda g: layers.compute_linear_bias_gradients(g, problems)),
@@ -80,7 +80,7 @@ def _linear(taps: Taps, input: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 
 def _convolution(
-    taps: Taps,
+    recorder: LayerCallRecorder,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -89,42 +89,42 @@ def _convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    problems = taps.problems
+    problems = recorder.problems
     kernel, each = (
         (weight.shape[2], weight.shape[3]),
         (_to_pair(stride), _get_padding(padding, weight, dilation), _to_pair(dilation)),
     )
     input = input.contiguous(memory_format=torch.channels_last)
-    if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(taps, input, weight):
+    if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(recorder, input, weight):
         geometry = Geometry(kernel, each[0][0], each[1], (input.shape[2], input.shape[3]))
         output = convolve(input, weight, geometry)
-        of_weight: TapRule = lambda g: compute_weight_gradients(input, g, problems, geometry)  # noqa: E731
+        of_weight: WeightGradientRule = lambda g: compute_weight_gradients(input, g, problems, geometry)  # noqa: E731
     else:
-        taken, whole = taps.precision or input.dtype, input.dtype
+        taken, whole = recorder.precision or input.dtype, input.dtype
         fed = input.to(taken)
         output = convolve_by_library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
         of_weight = lambda g: _cast(  # noqa: E731
             layers.compute_convolution_weight_gradients(fed, g.to(taken), problems, kernel, *each, groups), whole
         )
     output = output if bias is None else output + bias[:, None, None]
-    return taps.note(output, (weight, of_weight), (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)))
+    return recorder.record(output, (weight, of_weight), (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)))
 
 
 def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
     return tuple(t.to(whole) for t in stack) if isinstance(stack, tuple) else stack.to(whole)
 
 
-def _is_small(taps: Taps, input: Tensor, weight: Tensor) -> bool:
-    """Return whether `taps` computes a convolution by `convolve`, which is then faster than PyTorch's convolution.
+def _is_small(recorder: LayerCallRecorder, input: Tensor, weight: Tensor) -> bool:
+    """Return whether `recorder` computes a convolution by `convolve`, which is then faster than PyTorch's convolution.
 
     This is so on a CPU, if the forward pass holds the examples of several problems and the convolution takes few multiplications
     per image (`convolutions.is_small`).
     """
-    return taps.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
+    return recorder.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 
 def _batch_norm(
-    taps: Taps,
+    recorder: LayerCallRecorder,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -144,12 +144,12 @@ def _batch_norm(
             "batch norm uses the mean and variance of the batch, so that cases in one forward pass would affect each other; "
             "compute the gradient of each case separately"
         )
-    problems = taps.problems
+    problems = recorder.problems
     shape = (1, -1, *(1,) * (input.ndim - 2))
     root = (running_var + eps).rsqrt()
     scale = root if weight is None else root * weight
     offset = -running_mean * scale if bias is None else bias - running_mean * scale
-    return taps.note(
+    return recorder.record(
         torch.addcmul(offset.reshape(shape), input, scale.reshape(shape)),
         (weight, lambda g: root * layers.compute_channel_bias_gradients((input - running_mean.reshape(shape)) * g, problems)),
         (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)),

@@ -9,7 +9,7 @@ from rgap_cases import ACTIVATIONS, Seen, mse, seen, two_convolutions
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.closed_form.rgap.walk import DEFAULT_WALK, PAPER_WALK, solve_layer
+from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, PAPER_RGAP, solve_layer
 from attacker.attacks.networks.layers import Layer
 
 
@@ -96,7 +96,7 @@ def test_paper_mode_agrees_with_the_authors_dense_matrices(first: int, y: int) -
     s = seen(model, (1, 6, 5), loss="logistic", rounded=True, y=y)
     s.model.double()
     wanted = run_published_code(s)
-    ends = [s.walked(p, PAPER_WALK) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
+    ends = [s.solve(p, PAPER_RGAP) for p in s.readings() if bool(p.head.valid.all()) and p.head.y.item() == y]
     end = min(ends, key=lambda end: float(mse(end.f, wanted)))
     assert torch.allclose(end.f, wanted, atol=2e-4 * wanted.abs().max())
     assert (mse(wanted, s.x).item() < 1e-6) is (first == 6)
@@ -105,12 +105,12 @@ def test_paper_mode_agrees_with_the_authors_dense_matrices(first: int, y: int) -
 def test_paper_mode_rounds_to_float32_between_layers_and_ours_does_not() -> None:
     s = seen(two_convolutions(ACTIVATIONS["leaky"], bias=False))
     reading = s.readings()[0]
-    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, walk) for walk in (PAPER_WALK, DEFAULT_WALK))
+    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, rgap) for rgap in (PAPER_RGAP, DEFAULT_RGAP))
     for value in (paper.f, paper.gradient):
         assert value.dtype == torch.float64
         assert torch.equal(value, value.float().double())
     assert not torch.equal(ours.f, ours.f.float().double())
-    assert mse(s.walked(reading, PAPER_WALK).f, s.x).item() > 1e3 * mse(s.walked(reading).f, s.x).item()
+    assert mse(s.solve(reading, PAPER_RGAP).f, s.x).item() > 1e3 * mse(s.solve(reading).f, s.x).item()
 
 
 def test_paper_mode_averages_over_outputs_and_ours_discounts_saturated_ones() -> None:
@@ -121,7 +121,7 @@ def test_paper_mode_averages_over_outputs_and_ours_discounts_saturated_ones() ->
         model[3].bias -= model[3].weight[:, 2]
     s = seen(model, rounded=True)
     (reading,) = s.readings()
-    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, walk).f for walk in (PAPER_WALK, DEFAULT_WALK))
+    paper, ours = (solve_layer(s.chain, s.weights, s.gradient, reading, rgap).f for rgap in (PAPER_RGAP, DEFAULT_RGAP))
     k = (reading.gradient * reading.f * (1 - reading.f))[0]
     mean = (s.gradient["1.weight"][0] / k[:, None]).mean(dim=0)
     assert torch.allclose(paper.flatten(), mean, rtol=1e-5)
@@ -131,4 +131,4 @@ def test_paper_mode_averages_over_outputs_and_ours_discounts_saturated_ones() ->
 
 def test_paper_mode_leaves_out_zeros_of_a_relu() -> None:
     s = seen(two_convolutions(nn.ReLU))
-    assert mse(s.best(PAPER_WALK).f, s.x).item() < 1e-6
+    assert mse(s.best(PAPER_RGAP).f, s.x).item() < 1e-6

@@ -11,8 +11,7 @@ from rgap_cases import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attacker.attacks.closed_form.rgap.system import LayerSystem
-from attacker.attacks.closed_form.rgap.walk import (
+from attacker.attacks.closed_form.rgap.recursion import (
     Point,
     build_equations,
     is_homogeneous,
@@ -20,6 +19,7 @@ from attacker.attacks.closed_form.rgap.walk import (
     solve_layer,
     solve_layers,
 )
+from attacker.attacks.closed_form.rgap.system import LayerSystem
 from attacker.attacks.networks.chain import read_chain
 
 
@@ -73,7 +73,7 @@ def draw_network(make: Callable[[Act], nn.Module], activation: str, shape: tuple
 def test_input_is_recovered(network: str, activation: str, rounded: bool) -> None:
     s = seen(draw_network(NETWORKS[network], activation), rounded=rounded)
     (reading,) = s.readings()
-    end = s.walked(reading)
+    end = s.solve(reading)
     assert mse(end.f, s.x).item() < (1e-10 if rounded else 1e-15)
     assert end.at == -1
     assert end.head.y.tolist() == s.y.tolist()
@@ -129,12 +129,12 @@ def test_until_stops_at_a_layer_and_the_rest_can_follow() -> None:
     (reading,) = s.readings()
     half = solve_layers(s.chain, s.weights, s.gradient, reading, until=0)
     assert half.at == 0
-    assert torch.equal(s.walked(half).f, s.walked(reading).f)
+    assert torch.equal(s.solve(half).f, s.solve(reading).f)
 
 
 def twins(s: Seen) -> tuple[Point, Point]:
     """Return the results of R-GAP for the true input and for its twin: a multiple with the same label and gradient."""
-    ends = [s.walked(point) for point in s.readings() if bool(point.head.valid.all()) and point.head.y.item() == s.y.item()]
+    ends = [s.solve(point) for point in s.readings() if bool(point.head.valid.all()) and point.head.y.item() == s.y.item()]
     first, second = sorted(ends, key=lambda end: float(mse(end.f, s.x)))
     return first, second
 
@@ -198,16 +198,16 @@ def test_low_memory_limit_gives_the_same_result(weights: int, monkeypatch: pytes
     s = seen(strided(nn.Sigmoid), count=4)
     each = {name: w.expand(weights, *w.shape[1:]) for name, w in s.weights.items()}
     s = s._replace(weights=each)
-    whole = s.walked(s.readings()[0])
+    whole = s.solve(s.readings()[0])
     monkeypatch.setattr(sys.modules[solve_layer.__module__], "_get_memory_limit", lambda device: 1)
-    one_by_one = s.walked(s.readings()[0])
+    one_by_one = s.solve(s.readings()[0])
     assert mse(one_by_one.f, s.x).max() < 1e-15
     assert torch.allclose(one_by_one.residual, whole.residual, rtol=1e-2, atol=1e-9)
 
 
 def test_several_examples_of_one_model_are_recovered() -> None:
     s = seen(strided(nn.Sigmoid), count=5)
-    end = s.walked(s.readings()[0])
+    end = s.solve(s.readings()[0])
     assert mse(end.f, s.x).max() < 1e-15
 
 
@@ -235,7 +235,7 @@ def test_zeros_of_a_relu_remove_equations(shift: float, full: bool) -> None:
     dead = (s.model[:2](s.x) == 0).double().mean()
     assert dead == 0 if full else 0.3 < dead < 0.95
     assert (rank_of(s, reading) == 60) is full
-    end = s.walked(reading)
+    end = s.solve(reading)
     assert (mse(end.f, s.x).item() < 1e-15) is full
     assert end.residual.item() < 1e-7  # the result solves all equations, which are too few where `full` is false
 
@@ -257,7 +257,7 @@ def test_saturated_values_do_not_spoil_the_result() -> None:
     outputs = model[:4](s.x.float())
     assert (outputs * (1 - outputs)).min() < 1e-5
     (reading,) = s.readings()
-    error = mse(s.walked(reading).f, s.x).item()
+    error = mse(s.solve(reading).f, s.x).item()
     assert error < 1e-10
 
 
@@ -270,7 +270,7 @@ def test_underdetermined_input_is_the_shortest_solution() -> None:
     right = target * system.scale
     values = torch.cat([right.weights.flatten(), right.gradients.flatten()]).numpy()
     wanted = torch.from_numpy(np.linalg.lstsq(dense(system), values, rcond=1e-10)[0]).reshape(1, *SHAPE)
-    end = s.walked(reading)
+    end = s.solve(reading)
     assert mse(end.f, wanted).item() < 1e-14
     assert mse(end.f, s.x).item() > 1e-4
     assert end.residual.item() < 1e-6  # and nothing is left unexplained
@@ -310,7 +310,7 @@ def test_convolution_as_last_layer_is_refused() -> None:
 def test_negated_gradient_or_weight_raises_the_residual() -> None:
     s = seen(two_convolutions(nn.Tanh))
     (reading,) = s.readings()
-    assert s.walked(reading).residual.item() < 1e-7
+    assert s.solve(reading).residual.item() < 1e-7
     for name in ("0.weight", "2.weight"):
         turned = {**s.gradient, name: -s.gradient[name]}
         assert solve_layers(s.chain, s.weights, turned, reading).residual.item() > 0.1

@@ -1,4 +1,4 @@
-"""R-GAP: from the gradient of the last layer back to the input, with one linear system per layer.
+"""R-GAP as a recursion: from the gradient of the last layer back to the input, with one linear system per layer.
 
 Zhu and Blaschko 2021, algorithm 1. For each layer with output f and input x, from the last to the first:
 
@@ -33,10 +33,10 @@ from defenses.base import Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class WalkSettings:
+class RgapSettings:
     """The settings of R-GAP, which solves for the input of each layer, from the last to the first.
 
-    The defaults differ from the paper; `PAPER_WALK` holds the settings of its authors' code.
+    The defaults differ from the paper; `PAPER_RGAP` holds the settings of its authors' code.
     scaled:    whether to divide each equation by its expected error (`_estimate_errors`), and to use a preconditioner where there
                is one. False solves unscaled equations; linear layers without pooling are then solved by the paper's equation 3.
     mended:    whether to correct wrong signs of pre-activations near zero (`signs`).
@@ -51,8 +51,8 @@ class WalkSettings:
     iterations: int = 3000
 
 
-DEFAULT_WALK = WalkSettings()
-PAPER_WALK = WalkSettings(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
+DEFAULT_RGAP = RgapSettings()
+PAPER_RGAP = RgapSettings(scaled=False, mended=False, precision=torch.float32, tolerance=1e-13, iterations=30_000)
 """The settings of the authors' code: unscaled equations, and float32 between layers."""
 
 
@@ -124,36 +124,36 @@ def _build_point(layer: Layer, weight: Tensor, gradient: Tensor, head: HeadReadi
     return Point(at, solved.x, below, head)
 
 
-def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK) -> Point:
+def solve_layer(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, rgap: RgapSettings = DEFAULT_RGAP) -> Point:
     """Solve the layer `point.at` for its input, and return the `Point` at this input."""
-    system, target = build_equations(chain, weights, gradient, point, walk)
+    system, target = build_equations(chain, weights, gradient, point, rgap)
     unknowns = int(find_used_values(chain)[point.at].sum())
-    x, residual = _solve_system(system, target, unknowns, walk)
-    if walk.mended and not system.layer.activation.smooth and are_reshapes(system.layer.after):
-        system, x, residual = _flip_signs(chain, weights, gradient, point, walk, unknowns, (system, target, x, residual))
+    x, residual = _solve_system(system, target, unknowns, rgap)
+    if rgap.mended and not system.layer.activation.smooth and are_reshapes(system.layer.after):
+        system, x, residual = _flip_signs(chain, weights, gradient, point, rgap, unknowns, (system, target, x, residual))
     if point.at:
         x = settle_zeros(chain.layers[point.at - 1].activation, x)
-    x, below = (t.to(walk.precision).to(t.dtype) for t in (x, system.compute_gradient_below()))
+    x, below = (t.to(rgap.precision).to(t.dtype) for t in (x, system.compute_gradient_below()))
     return replace(point, at=point.at - 1, f=x, gradient=below, residuals=(*point.residuals, residual))
 
 
 def build_equations(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, rgap: RgapSettings = DEFAULT_RGAP
 ) -> tuple[LayerSystem, EquationValues]:
     """Return the equations for the input of layer `point.at`, and their right-hand sides without scaling.
 
     `LayerSystem.scale` is 0 for weight constraints whose right-hand side is unknown: at the zeros of a ReLU, and at outputs that
-    no later layer uses. For the other equations, it is 1 over the expected error if `walk.scaled` is set (0 if that error is 0 or
+    no later layer uses. For the other equations, it is 1 over the expected error if `rgap.scaled` is set (0 if that error is 0 or
     infinite), and 1 otherwise.
     """
     layer = chain.layers[point.at]
     f, act = point.f.reshape(-1, *layer.outputs), layer.activation
     z, k = act.inverse(f), point.gradient.reshape(f.shape) * act.slope(f)
-    z, k = (t.to(walk.precision).to(t.dtype) for t in (z, k))
+    z, k = (t.to(rgap.precision).to(t.dtype) for t in (z, k))
     system = LayerSystem(layer, weights[layer.weight], k)
     known = act.known(f) * find_used_values(chain)[point.at + 1].to(f.device)
     sides = gradient[layer.weight].reshape(len(z), layer.shape[0], -1)
-    if walk.scaled:
+    if rgap.scaled:
         errors = _estimate_errors(system, f * known, point.gradient.reshape(f.shape), sides)
         system.scale = EquationValues(known * invert_lengths(errors.weights), invert_lengths(errors.gradients))
     else:
@@ -182,11 +182,11 @@ def _estimate_errors(system: LayerSystem, f: Tensor, gradient: Tensor, sides: Te
 
 
 def solve_layers(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings = DEFAULT_WALK, *, until: int = -1
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, rgap: RgapSettings = DEFAULT_RGAP, *, until: int = -1
 ) -> Point:
     """Solve layer after layer until the output of layer `until` is known; -1 is the network's input."""
     while point.at > until:
-        point = solve_layer(chain, weights, gradient, point, walk)
+        point = solve_layer(chain, weights, gradient, point, rgap)
     return point
 
 
@@ -203,7 +203,7 @@ _Solved = tuple[LayerSystem, EquationValues, Tensor, Tensor]
 
 
 def _flip_signs(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, walk: WalkSettings, unknowns: int, solved: _Solved
+    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, rgap: RgapSettings, unknowns: int, solved: _Solved
 ) -> tuple[LayerSystem, Tensor, Tensor]:
     """Change signs of pre-activations near zero where that reduces the residual; return new equations, solution and residual.
 
@@ -228,48 +228,48 @@ def _flip_signs(
         trial = replace(point, f=torch.where(flips, flip_outputs(layer.activation, f), f)[rows], gradient=below[rows])
         row_weights, row_gradient = ({n: t[n][rows] if len(t[n]) > 1 else t[n] for n in names} for t in (weights, gradient))
         solution, new_residual = _solve_system(
-            *build_equations(chain, row_weights, row_gradient, trial, walk), unknowns, walk, start=x[rows]
+            *build_equations(chain, row_weights, row_gradient, trial, rgap), unknowns, rgap, start=x[rows]
         )
         better = new_residual < MAX_FLIP_RATIO * residual[rows]
         improved = rows[better]
         x, residual, f = (
             old.index_copy(0, improved, new[better]) for old, new in ((x, solution), (residual, new_residual), (f, trial.f))
         )
-        system, target = build_equations(chain, weights, gradient, replace(point, f=f), walk)
+        system, target = build_equations(chain, weights, gradient, replace(point, f=f), rgap)
     return system, x, residual
 
 
 def _solve_system(
-    system: LayerSystem, target: EquationValues, unknowns: int, walk: WalkSettings, *, start: Tensor | None = None
+    system: LayerSystem, target: EquationValues, unknowns: int, rgap: RgapSettings, *, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Solve a layer's equations for its input x; return x and the relative residual (N,) of the scaled equations.
 
-    With preconditioning (`walk.scaled`), convolutions are solved in batches of problems that fit into memory.
+    With preconditioning (`rgap.scaled`), convolutions are solved in batches of problems that fit into memory.
     unknowns: number of the layer's input values that the network uses. start: x at which the iterations begin; 0 if None.
     """
     layer = system.layer
     if layer.kernel is None and are_reshapes(layer.before):
-        return _solve_linear_layer(system, target, paper=not walk.scaled)
-    if not walk.scaled:
-        solved = solve_least_squares(system, target, tolerance=walk.tolerance, iterations=walk.iterations)
+        return _solve_linear_layer(system, target, paper=not rgap.scaled)
+    if not rgap.scaled:
+        solved = solve_least_squares(system, target, tolerance=rgap.tolerance, iterations=rgap.iterations)
         return solved.x, solved.residual
     size = max(1, _get_memory_limit(system.k.device) // estimate_bytes(layer))
     found = [
-        _solve_part(system.select(rows), target.select(rows), unknowns, walk, None if start is None else start[rows])
+        _solve_part(system.select(rows), target.select(rows), unknowns, rgap, None if start is None else start[rows])
         for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
     ]
     return torch.cat([solution.x for solution in found]), torch.cat([solution.residual for solution in found])
 
 
 def _solve_part(
-    system: LayerSystem, target: EquationValues, unknowns: int, walk: WalkSettings, start: Tensor | None
+    system: LayerSystem, target: EquationValues, unknowns: int, rgap: RgapSettings, start: Tensor | None
 ) -> SystemSolutions:
     spare, inverse = _count_spare_equations(system, unknowns), build_preconditioner(system)
     if inverse is not None:
         determined = torch.isfinite(spare).reshape(-1, *[1] * len(system.layer.inputs))
         inverse = _restrict_inverse(determined, inverse)  # without a preconditioner, CGLS finds the solution of least norm
     return solve_least_squares(
-        system, target, tolerance=walk.tolerance, iterations=walk.iterations, start=start, inverse=inverse, spare=spare
+        system, target, tolerance=rgap.tolerance, iterations=rgap.iterations, start=start, inverse=inverse, spare=spare
     )
 
 
