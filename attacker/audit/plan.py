@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from attacker.attacks import AttackSpec, Case, Need, find_unmet, presets
+from attacker.attacks import Attack, AttackSpec, Case, Need, find_unmet, presets
+from attacker.attacks.base import PlansRoutes
 from attacker.attacks.simulation.client import find_schedule
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
@@ -166,13 +167,30 @@ def _explain_single_rounds(planned: PlannedAttack) -> str:
 def _find_unmet_need(planned: PlannedAttack, recording: Recording) -> str:
     """Return the first condition of an attack on single updates that its first update does not meet.
 
-    It is "" if all are met, or if the update is damaged.
+    For `exact` without a search, it is why none of its closed forms can apply. It is "" if all conditions are met, or if the
+    update is damaged.
     """
     try:
         case = Case((recording.read_observation(planned.rows[0]),))
     except DamagedFile:  # the replay reports it
         return ""
-    return next(iter(find_unmet(planned.spec.build(), case)), "")
+    attack = planned.spec.build()
+    if unmet := next(iter(find_unmet(attack, case)), ""):
+        return unmet
+    return _explain_no_closed_form(attack, case) if planned.spec.arguments.get("fallback") == "none" else ""
+
+
+def _explain_no_closed_form(attack: Attack, case: Case) -> str:
+    """Return why no closed form of an attack can apply to a case; "" if one may apply, or if the attack cannot tell this."""
+    try:
+        reasons = attack.plan(case).reasons if isinstance(attack, PlansRoutes) else {}
+    except ValueError:  # the replay reports it
+        return ""
+    return (
+        "; ".join(["none of its closed forms applies", *dict.fromkeys(reasons.values())])
+        if reasons and all(reasons.values())
+        else ""
+    )
 
 
 def _has_epochs(recording: Recording) -> bool:

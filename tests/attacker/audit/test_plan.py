@@ -112,6 +112,18 @@ def test_inverting_gradients_is_shortened_before_it_is_left_out(folder: Path, tm
         assert len({row.client for row in plans(step)[name].rows}) == 1
 
 
+def test_exact_is_left_out_if_no_closed_form_applies(folder: Path, tmp_path: Path) -> None:
+    model = {"name": "resnet18", "batch_norm": True}
+    training = {"learning_rate": 0.1, "batch_size": 2, "steps": 1, "mode": "train"}
+    run = federate(tmp_path / "run", model=model, training=training)
+    planned, reasons = plan(Recording(run / "recording"), tmp_path, 1e9)
+    (reason,) = (reason for reason in reasons if reason.startswith("exact: "))
+    assert "none of its closed forms applies" in reason
+    assert "add joins 2 paths" in reason
+    assert "exact" not in planned
+    assert "exact" in plan(Recording(folder), tmp_path, 1e9)[0]
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(steps: int, tmp_path: Path) -> None:
     model = {"name": "mlp", "hidden": [16]}
