@@ -51,9 +51,9 @@ class AttackRuns:
     def run(self, plan: Sequence[PlannedAttack | NotChecked], seconds: float) -> None:
         """Run the planned attacks and their nulls, until one recovers every example or the time is used up.
 
-        seconds: wall-clock time for all attacks and nulls, without the time for scores; at least `MIN_SECONDS` are given. An
-                 attack and its null may take what is left of it without the expected time of later attacks, or an equal share
-                 of it if that is more. What still runs after that is stopped.
+        seconds: wall-clock time for all attacks, nulls and scores; at least `MIN_SECONDS` are given. An attack and its null may
+                 take what is left of it without the expected time of later attacks, or an equal share of it if that is more.
+                 What still runs after that is stopped; scores are not.
         """
         planned = [step for step in plan if isinstance(step, PlannedAttack)]
         left = max(seconds, MIN_SECONDS)
@@ -74,9 +74,9 @@ class AttackRuns:
                 left -= self._attack(step, allowed)
 
     def _attack(self, planned: PlannedAttack, allowed: float) -> float:
-        """Run an attack and, with a scorer, its null, store the result, and return the seconds that they took.
+        """Run an attack and, with a scorer, its null, store the result, and return the seconds that they and their scores took.
 
-        allowed: seconds for both. The null's expected share of it is kept for the null.
+        allowed: seconds for the attack and its null. The null's expected share of it is kept for the null.
         """
         attack, null = (planned.replay(self.recording, self.out, null=null, model=self.model) for null in (False, True))
         cases, started = attack.plan.cases, monotonic()
@@ -105,7 +105,7 @@ class AttackRuns:
             failed = done.failed if done is not None else _read_failures(attack, finished)
             count, reason = describe_failures(planned.rows, finished, failed)
             self.attacks.append(replace(result, failed=count, failure=reason))
-        return seconds
+        return monotonic() - started
 
     def _replay(self, replay: Replay, end: float) -> tuple[ReplayResult | None, bool]:
         """Run a replay until it is finished or the time is `end`; return its result, None if stopped, and whether it was."""

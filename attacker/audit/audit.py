@@ -30,8 +30,8 @@ from fedsim.recording import DamagedFile, Observation, Recording, find_recording
 from fedsim.recording.round_metrics import read_metrics
 from fedsim.recording.run_check import check_run
 
-BOUND_SECONDS = 30.0
-"""Largest time in seconds for bounds on the errors of the attacks."""
+BOUND_SECONDS, BOUND_SHARE = 30.0, 0.1
+"""Largest time for bounds on the errors of the attacks, in seconds and as a share of the budget."""
 MAX_CHECKED = 64
 """Largest number of updates that the checks read."""
 
@@ -130,10 +130,11 @@ def audit(
     """Check and attack a recorded run, and return the audit with graded findings.
 
     run:      folder of the run, or of its recording.
-    seconds:  budget of time for the attacks and their nulls (the same attacks without the updates). Attacks are chosen so that
-              their expected processor time on one core fits into it, except that the first attack that suits the recording is
-              always chosen. What still runs when this much wall-clock time is used up, at least `MIN_SECONDS`, is stopped;
-              `not_checked` then says so.
+    seconds:  budget of time for the attacks, their nulls (the same attacks without the updates) and their scores. Attacks are
+              chosen so that their expected processor time on one core fits into it, except that the first attack that suits the
+              recording is always chosen. Attacks that still run when this much wall-clock time is used up, at least
+              `MIN_SECONDS`, are stopped, and bounds on their errors that are expected to take more than `BOUND_SHARE` of it are
+              left out; `not_checked` then says so.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak,
               and no nulls run, since their errors could not be compared.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded
@@ -153,7 +154,7 @@ def audit(
     results = check_recording(recording)
     plan = list(plan_attacks(recording, out, seconds=seconds, nulls=bool(truth)))
     on_plan(plan)
-    scorer = Scorer(run, list(truth), bound_seconds=BOUND_SECONDS) if truth else None
+    scorer = Scorer(run, list(truth), bound_seconds=min(BOUND_SECONDS, BOUND_SHARE * seconds)) if truth else None
     results += check_canaries(recording, scorer, read_metrics(run))
     runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, run_replay=run_replay)
     runs.run(plan, seconds)

@@ -32,6 +32,11 @@ SAME_SIZE, MIN_SAME_SIZE, MIN_SAME_SHARE = 1e-3, 3, 0.1
 """Largest relative difference of the sizes of sign patterns that count as equal; smallest number of such patterns, and their
 smallest share of all patterns, that only an optimiser makes. Inputs of zeros and ones make sign patterns by SGD as well, but the
 errors of each neuron have a size of their own."""
+SETTINGS = "compare batch_size, epochs, steps and drop_last"
+KEPT = (
+    'if clients keep batch norm to themselves, as in FedBN, state buffers="local"; attacks then simulate other statistics than '
+    'theirs. If they call net.eval(), state mode="eval"'
+)
 EVEN_MAGNITUDES = (
     "the weights of each layer changed by about one magnitude, as by Adam, RMSprop or signs of gradients, and not by SGD: state "
     "the optimiser, or the defense, that clients use"
@@ -51,8 +56,8 @@ def find_contradictions(
     Six things are checked. (1) Batch norm's statistics must not change in mode "eval". (2) The returned tensors must be weights,
     not changes of weights. If (1) or (2) fails, the checks after it are left out. (3) If one of the matrices and kernels that
     `training.frozen` does not name changes, all of them must. (4) In mode "train", batch norm must have counted as many batches
-    as the settings give. (5) With adam and adamw, the largest change of a weight must be possible. (6) With sgd and no defense,
-    the changes of some layer must differ in magnitude (`has_even_magnitudes`).
+    as the settings give, or none with buffers="local". (5) With adam and adamw, the largest change of a weight must be possible.
+    (6) With sgd and no defense, the changes of some layer must differ in magnitude (`has_even_magnitudes`).
     reported: number of examples that the client reported, if any.
     before, after: weights and buffers by name, as the client got and returned them. Names in only one of them are left out.
     is_defended: whether a defense is stated, which may change the magnitudes.
@@ -69,10 +74,12 @@ def find_contradictions(
         ]
     found = _list_unchanged(training, before, after)
     passes = _count_passes(training, reported)
-    if training.mode == "train" and counts and passes is not None and max(counts) != passes:
+    kept = bool(counts) and not changed
+    counted = passes is None or not counts or max(counts) == passes or (kept and training.buffers == "local")
+    if training.mode == "train" and not counted:
         found.append(
             f"batch norm saw {max(counts)} batches in a round, and {passes} follow from {_describe(training)}"
-            f"{f' and {reported} examples' if training.epochs else ''}: compare batch_size, epochs, steps and drop_last"
+            f"{f' and {reported} examples' if training.epochs else ''}: {KEPT if kept else SETTINGS}"
         )
     if training.optimiser != "sgd" and passes:
         found += _judge_moves(training, ceil(passes / training.accumulation), before, after)

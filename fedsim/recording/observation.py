@@ -46,7 +46,9 @@ MIN_SIDE = 8
 class DataSpec:
     """The public specification of the data: images (C, H, W) or table rows (F,), with values in [0, 1] before normalisation.
 
-    mean, std: normalisation of the model's input, (x - mean) / std: one value for all or, for images, one per channel.
+    mean, std: normalisation of the model's input, (x - mean) / std: one value for all, or one per channel or table column. For a
+               column that clients standardise, state (its mean - low) / (high - low) and its deviation / (high - low), where low
+               and high are the ends of its range.
     columns:   for tables, one entry per column of the model's input; may be empty.
     ranges_from: source of the ranges and categories of `columns`: "public" knowledge, "held_out" rows that no client holds, or
                the rows of all "clients", which reveals their extremes and rare values to everybody; "" if unknown.
@@ -68,7 +70,7 @@ class DataSpec:
         )
         require(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
         require(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
-        widths = (1, self.shape[0]) if self.is_image else (1,)
+        widths = (1, self.shape[0])
         require(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
         require(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
         require(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")

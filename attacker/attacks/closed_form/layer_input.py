@@ -137,16 +137,19 @@ def _count_distinct(h: Tensor) -> int:
 
 
 class InputRecorder:
-    """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers."""
+    """Forward passes of one example through the network of case i, in float32, that record the inputs of its linear layers.
 
-    def __init__(self, observed: StackedObservations, i: int) -> None:
-        self.model, self.data = observed.model, observed.data
+    copies: number of copies of the example in each pass; batch normalisation in training mode needs two.
+    """
+
+    def __init__(self, observed: StackedObservations, i: int, *, copies: int = 1) -> None:
+        self.model, self.data, self.copies = observed.model, observed.data, copies
         buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
         state = {**buffers, **observed.get_weights(i)}
         self.state = {name: t.float().detach() if t.is_floating_point() else t for name, t in state.items()}
 
     def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return, by name, the input of each linear layer that is called once with one row, for x (*shape) in [0, 1].
+        """Return, by name, the input of each linear layer that is called once with one row per copy, for x (*shape) in [0, 1].
 
         Returned tensors that depend on x require gradients, also if x does not; the pass then uses a copy of x that does. The
         logits are kept in `logits`.
@@ -160,13 +163,13 @@ class InputRecorder:
         ]
         x = x if x.requires_grad else x.clone().requires_grad_()
         try:
-            self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, self.data.normalise(x[None]))
+            given = self.data.normalise(x.expand(self.copies, *x.shape))
+            self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, given)
         finally:
             for handle in handles:
                 handle.remove()
-        return {
-            name: found[0][0] for name, found in seen.items() if len(found) == 1 and found[0].ndim == 2 and len(found[0]) == 1
-        }
+        once = {name: found[0] for name, found in seen.items() if len(found) == 1}
+        return {name: h[0] for name, h in once.items() if h.ndim == 2 and len(h) == self.copies}
 
     def find_convolution(self, layer: str, x: Tensor) -> str:
         """Return the name of the weights of the last convolution before `layer`, or "", see `HiddenLayer.convolution`.

@@ -33,6 +33,14 @@ MIN_LIKELY = 0.5
 """Smallest confidence of an example that is more probably recovered than not."""
 MAX_UNEXPLAINED_IMAGES, MAX_UNEXPLAINED_ROWS = 0.1, 0.02
 """Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for its answer to be likely."""
+MAX_ROW_STEP = 0.05**2
+"""Mean squared change of the values of a table row by another Gauss-Newton step above which a search's answer is not likely: a
+row counts as recovered if each number is within 0.05 of its column's range."""
+UNFINISHED_ROW = (
+    "another step without the limits of the columns would change the values by more than counts as recovered, as if the search "
+    "had not ended, or values were outside 0 to 1; if clients standardise or scale their columns, set mean and std of the data "
+    "(DataSpec)"
+)
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
@@ -76,10 +84,11 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in two cases, since no answer of the calibration with such a confidence
-    was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained, beyond known
-    noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds MAX_RECOVERED_MSE, or on some
-    value of a table row.
+    A confidence of at least MIN_LIKELY becomes undecided in three cases. In two of them no answer of the calibration with such a
+    confidence was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained,
+    beyond known noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds
+    MAX_RECOVERED_MSE, or on some value of a table row. The third: another step, which no box limits, would change a table row by
+    more than MAX_ROW_STEP.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -109,7 +118,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     confidence, unexplained = doubt_likely(judged.confidence, _explain_misfit(float(missed - noise), found.data))
     blind = unseen.cpu() * PRIOR_VARIANCE > (MAX_RECOVERED_MSE if found.data.is_image else 0.0)
     confidence, unconstrained = doubt_likely(confidence, UNSEEN_VALUES, blind)
-    return replace(judged, confidence=confidence, notes=(*judged.notes, *unexplained, *unconstrained))
+    moved = torch.zeros(examples, dtype=torch.bool) if found.data.is_image else step.cpu() > MAX_ROW_STEP
+    confidence, unfinished = doubt_likely(confidence, UNFINISHED_ROW, moved)
+    return replace(judged, confidence=confidence, notes=(*judged.notes, *unexplained, *unconstrained, *unfinished))
 
 
 def judge_closed_form(

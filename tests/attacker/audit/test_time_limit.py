@@ -15,10 +15,11 @@ from attacker.attacks import AttackSpec
 from attacker.audit import Audit, attack_runs, audit
 from attacker.audit.attack_runs import AttackRuns, RunReplay, limit_time
 from attacker.audit.plan import PlannedAttack
+from attacker.bounds import FisherInformation
 from attacker.cli import app
 from attacker.replay import replay as replays
 from attacker.replay.replay import Replay, ReplayResult
-from attacker.scoring import Scorer
+from attacker.scoring import Scorer, ScoreRow
 from fedsim.recording import Recording
 
 SECONDS = 3.0
@@ -58,6 +59,20 @@ def test_attacks_end_with_the_budget_although_the_forecast_is_wrong(run: Path, s
     assert stopped
     assert all("it has no verdict" in reason for reason in stopped)
     assert not {reason.partition(" was")[0] for reason in stopped} & {one.spec for one in found.attacks}
+
+
+@pytest.mark.parametrize(("seconds", "bounded"), [(1.0, False), (600.0, True)])
+def test_bounds_take_at_most_a_tenth_of_the_budget(
+    tmp_path: Path, seconds: float, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each bound needs 64 products, which take 0.004 s each here, so that it is expected to take more than 0.1 s."""
+    run, multiply = federate(tmp_path / "digits", clients=1, batch_size=1), FisherInformation.multiply
+    monkeypatch.setattr(FisherInformation, "multiply", lambda *given: (time.sleep(0.004), multiply(*given))[1])
+    found = audit(run, seconds=seconds, truth=[run / "truth"])
+    (exact,) = [one for one in found.attacks if one.spec.startswith("exact")]
+    reasons = [one.reason for one in found.not_checked if one.rule == "bounds"]
+    assert (exact.efficiency is not None) == bounded
+    assert any("attacker score --bounds TIME" in reason for reason in reasons) != bounded
 
 
 def test_the_command_names_what_was_stopped(run: Path) -> None:
@@ -113,6 +128,22 @@ def test_an_attack_without_enough_time_left_is_not_started(run: Path) -> None:
     assert {spec.partition(" without")[0] for spec in asked} == {"cpl(steps=2)"}
     (reason,) = [one.reason for one in runs.left_out]
     assert "cpl(steps=3) was not started: it is expected to take 100 seconds" in reason
+
+
+def test_the_time_for_scores_is_part_of_the_budget(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scoring the first attack takes all of the budget, by a clock that only the scores move."""
+    clock = [0.0]
+    monkeypatch.setattr(attack_runs, "monotonic", lambda: time.monotonic() + clock[0])
+
+    def score(folder: Path) -> list[ScoreRow]:
+        clock[0] += 600
+        return Scorer(run, [run / "truth"]).score(folder)
+
+    runs = prepare(run, Replay.run)
+    monkeypatch.setattr(runs.scorer, "score", score)
+    runs.run(plan(runs.recording, 0.0, 10.0), 600)
+    (reason,) = [one.reason for one in runs.left_out]
+    assert "cpl(steps=3) was not started" in reason
 
 
 def sleep(seconds: float) -> None:

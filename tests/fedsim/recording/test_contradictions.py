@@ -42,6 +42,16 @@ def test_training_as_stated_contradicts_nothing() -> None:
     assert judge(train_client(optimiser=torch.optim.SGD, rate=0.5), optimiser="sgd") == []
 
 
+def test_batch_norm_that_clients_keep_is_named_unless_stated() -> None:
+    """Clients return the server's statistics unchanged."""
+    before, after = train_client()
+    kept = {name: before[name] if "running" in name or "tracked" in name else value for name, value in after.items()}
+    (found,) = judge((before, kept))
+    assert found.startswith("batch norm saw 0 batches in a round")
+    assert 'state buffers="local"' in found
+    assert judge((before, kept), buffers="local") == []
+
+
 @pytest.mark.parametrize(
     ("stated", "words"),
     [

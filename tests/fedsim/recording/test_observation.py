@@ -121,11 +121,14 @@ def test_denormalise_is_the_inverse_of_normalise(mean: list[float], std: list[fl
     assert spec.normalise(x).dtype == torch.float64
 
 
-def test_normalise_uses_the_mean_and_deviation_of_each_channel() -> None:
+def test_normalise_uses_the_mean_and_deviation_of_each_channel_or_column() -> None:
     spec = DataSpec(shape=(2, 1, 1), num_classes=2, mean=(1.0, 2.0), std=(2.0, 4.0))
     assert spec.normalise(torch.tensor([5.0, 6.0]).reshape(1, 2, 1, 1)).flatten().tolist() == [2, 1]
     rows = DataSpec(shape=(3,), num_classes=2, mean=(1.0,), std=(2.0,))
     assert rows.normalise(torch.tensor([[1.0, 3.0, 5.0]])).tolist() == [[0, 1, 2]]
+    columns = DataSpec(shape=(3,), num_classes=2, mean=(1.0, 2.0, 0.0), std=(2.0, 4.0, 1.0))
+    assert columns.normalise(torch.tensor([[[5.0, 6.0, 7.0]], [[1.0, 2.0, 0.0]]])).tolist() == [[[2, 1, 7]], [[0, 0, 0]]]
+    assert columns.denormalise(torch.tensor([[2.0, 1.0, 7.0]])).tolist() == [[5, 6, 7]]
     plain = DataSpec(shape=(3,), num_classes=2)
     assert torch.equal(plain.normalise(torch.tensor([0.1, 0.2, 0.3])), torch.tensor([0.1, 0.2, 0.3]))
 
@@ -145,6 +148,7 @@ def test_images_and_rows_are_distinguished() -> None:
         ({"num_classes": 1}, "num_classes must be at least 2, got 1"),
         ({"mean": (0.0, 0.0)}, "mean and std"),
         ({"mean": (0.0, 0.0), "std": (1.0, 1.0)}, "mean and std"),
+        ({"shape": (3,), "mean": (0.0, 0.0), "std": (1.0, 1.0)}, r"must have \(1, 3\) entries"),
         ({"std": (0.0,)}, "std must be positive"),
         ({"std": (-1.0,)}, "std must be positive"),
         ({"shape": (3,), "columns": (Column(name="age"),)}, "1 columns for 3 features"),

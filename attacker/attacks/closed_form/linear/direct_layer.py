@@ -1,18 +1,24 @@
-"""Example of an update from the gradient of a linear layer that sees it directly, whatever the rest of the network is.
+"""Examples of an update from the gradient of a linear layer that sees them directly, whatever the rest of the network is.
 
 For one example, the gradient of the layer's weight is gb h^T with the gradient gb of the bias, so that a division gives the
-layer's input h. The example x follows from it if h is the flattened x, or x after a normalisation value by value in the network's
-code.
+layer's input h. The inputs of several examples are separated by the zeros that a ReLU behind the layer causes (`first_layer`).
+The example x follows from h if this is the flattened x, or x after a normalisation value by value in the network's code.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.layer_input import InputRecorder, infer_case_labels
-from attacker.attacks.closed_form.linear.single_example import ZERO_BIAS, divide_rows
+from attacker.attacks.closed_form.linear.first_layer import recover_from_layer
+from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient
+from attacker.attacks.closed_form.linear.single_example import SINGLE_NEURON_CERTAINTY, ZERO_BIAS, divide_rows
 from attacker.attacks.closed_form.observations import StackedObservations
+from attacker.attacks.networks.activations import RELU
+from attacker.attacks.networks.layers import Layer
+from fedsim.recording.observation import DataSpec
 
 MAX_AFFINE_ERROR = 1e-4
 """Largest error, relative to the largest scale, at which a layer's input counts as an affine function of the example."""
@@ -20,28 +26,42 @@ MIN_SCALE = 1e-3
 """Smallest scale of a value, relative to the largest one; the layer does not see a value with a smaller one."""
 MAX_TRIED_LABELS = 100
 """Largest number of classes that are tried one by one; with more, the label is inferred from the last layer."""
+NOTHING_DIRECT = "the gradient of the only linear layer that sees the examples does not separate them"
+MAX_LABEL_TRIALS = 400
+"""Largest number of examples times classes at which the labels of a batch are corrected one by one."""
+MAX_TURNED = 1e-3
+"""Largest distance of unit vectors at which an example's part of the gradient counts as that of a label."""
+MAX_WHOLE_DISTANCE = 1e-3
+"""Largest distance of a complete batch's gradient from the observed one, relative to its norm, that shows the batch right."""
+MAX_KNOWN_ERROR = 1e-3
+"""Largest unexplained share of a neuron's gradient at which the neuron is used to choose the labels of the examples found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DirectLayer:
     """A linear layer with a bias whose input is scale * x + shift, value by value, for the flattened example x in [0, 1].
 
-    name: of the layer. scale, shift: (F,).
+    name: of the layer. scale, shift: (F,). width: number of neurons.
     """
 
     name: str
     scale: Tensor
     shift: Tensor
+    width: int
 
     @property
     def parameters(self) -> tuple[str, str]:
         """Return the names of weight and bias."""
         return f"{self.name}.weight", f"{self.name}.bias"
 
+    def restore_examples(self, inputs: Tensor, data: DataSpec) -> Tensor:
+        """Return the examples (N, *shape) for inputs (N, F) of the layer."""
+        return ((inputs - self.shift) / self.scale).reshape(-1, *data.shape)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DirectAnswer:
-    """The example x (1, *shape) of a case, its label y (1,), and a certainty in [0, 1]. Without an answer, x and y are empty."""
+    """The examples x (N, *shape) of a case, their labels y (N,), and certainties in [0, 1], NaN for possible mixtures, (N,)."""
 
     x: Tensor
     y: Tensor
@@ -53,9 +73,9 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
     """Return the first linear layer that sees the example of case i directly (see `DirectLayer`); None if there is none.
 
     The layer is found by forward passes of three examples, one by one, at the weights and buffers that the server sent. None also
-    if the network fails in one of them.
+    if the network fails in one of them. For a batch, a pass has two copies of the example.
     """
-    passed, data = InputRecorder(observed, i), observed.data
+    passed, data = InputRecorder(observed, i, copies=1 if observed.examples == 1 else 2), observed.data
     probe = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     try:
         low, high, middle = (passed.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))
@@ -69,8 +89,23 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
         scale = high[name].detach() - shift
         largest, error = scale.abs().max(), (scale * probe.flatten() + shift - middle[name].detach()).abs().max()
         if scale.abs().min() > MIN_SCALE * largest and error <= MAX_AFFINE_ERROR * largest:
-            return DirectLayer(name=name, scale=scale, shift=shift)
+            return DirectLayer(name=name, scale=scale, shift=shift, width=len(observed.gradient[f"{name}.bias"][i]))
     return None
+
+
+def is_followed_by_relu(observed: StackedObservations, layer: DirectLayer) -> bool:
+    """Return whether the loss of an example does not depend on the layer's outputs where these are negative.
+
+    Tested on random examples; False also if the network fails, or if no output is negative.
+    """
+    x = torch.rand(4, *observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device, observed.dtype)
+    weight, bias = (observed.get_weights(0)[name] for name in layer.parameters)
+    z = (layer.scale * x.flatten(1) + layer.shift) @ weight.T + bias
+    try:
+        used = (observed.differentiate_outputs(layer.name, x) != 0).any(dim=0)
+    except Exception:  # a user's network may fail in any way
+        return False
+    return used.shape == z.shape and bool(used.any()) and bool((z < 0).any()) and not bool((used & (z < 0)).any())
 
 
 def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
@@ -80,12 +115,102 @@ def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gener
     """
     weight, bias = (observed.gradient[name][i] for name in layer.parameters)
     if not bool(bias.any()):
-        none = torch.zeros(0, *observed.data.shape)
-        return DirectAnswer(x=none, y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(()), notes=(ZERO_BIAS,))
+        return _build_empty(observed, ZERO_BIAS)
     rows = torch.cat([weight, bias[:, None]], dim=1)
     h, certainty, note = divide_rows(rows / rows.abs().amax())
-    x = ((h - layer.shift) / layer.scale).reshape(1, *observed.data.shape)
-    return DirectAnswer(x=x, y=choose_label(observed, x, i, rng), certainty=certainty, notes=(note,) if note else ())
+    x = layer.restore_examples(h[None], observed.data)
+    return DirectAnswer(x=x, y=choose_label(observed, x, i, rng), certainty=certainty[None], notes=(note,) if note else ())
+
+
+def separate(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
+    """Return the examples of a batch, case i, that the gradient of a layer followed by ReLU separates, and their labels.
+
+    An example that is computed from a single neuron counts only if it has the values of an 8-bit image.
+    """
+    weight, bias = layer.parameters
+    wide, narrow = (layer.width,), any(w.ndim > 2 and w.shape[1] <= 2 for w in observed.weights.values())
+    size, ends = (observed.data.size,), (layer.shift, layer.scale + layer.shift)
+    seen = LayerGradient(
+        Layer(
+            name=layer.name, weight=weight, bias=bias, inputs=size, product_inputs=size, product_outputs=wide, outputs=wide,
+            shape=(*wide, *size), activation=RELU,
+        ),
+        observed.get_weights(i),
+        {name: observed.gradient[name][i] for name in layer.parameters},
+        (torch.minimum(*ends).reshape(observed.data.shape), torch.maximum(*ends).reshape(observed.data.shape)),
+        uniform=narrow,
+        shares_direction=narrow,
+    )  # fmt: skip
+    found = recover_from_layer(seen, observed.examples, rng)
+    kept = (found.certainty > SINGLE_NEURON_CERTAINTY) | seen.is_eight_bit(found.x)
+    if not bool(kept.any()):
+        return _build_empty(observed, found.note or NOTHING_DIRECT)
+    inputs = found.x[kept]
+    x = layer.restore_examples(inputs, observed.data)
+    parts = _find_parts(seen.rows, inputs)
+    y, explained = _explain_parts(observed, layer, x, parts)
+    y, missed = _correct_labels(observed, i, x, y)
+    sure = explained | seen.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
+    certainty = found.certainty[kept].masked_fill(~sure, torch.nan)
+    return DirectAnswer(x=x, y=y, certainty=certainty, notes=(found.note,) if found.note else ())
+
+
+def _build_empty(observed: StackedObservations, note: str) -> DirectAnswer:
+    return DirectAnswer(
+        x=torch.zeros(0, *observed.data.shape), y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(0), notes=(note,)
+    )
+
+
+def _find_parts(rows: Tensor, inputs: Tensor) -> Tensor:
+    """Return each example's part of the gradient at the layer's outputs, (N, M), NaN for neurons that unknown examples turn on.
+
+    rows: (M, F + 1), the layer's gradient. inputs: (N, F).
+    """
+    augmented = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    parts: Tensor = rows @ torch.linalg.pinv(augmented)
+    missed = (rows - parts @ augmented).norm(dim=1) > MAX_KNOWN_ERROR * rows.norm(dim=1)
+    return parts.T.masked_fill(missed, torch.nan)
+
+
+def _explain_parts(observed: StackedObservations, layer: DirectLayer, x: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels (N,) whose gradients are most similar in direction to the parts (N, M), and a mask of those that agree.
+
+    A part agrees with a label if it is parallel to the label's gradient, up to MAX_TURNED, and if the gradients of the labels are
+    not all parallel, as they are at neurons whose outputs the network adds up. No part agrees if the network fails.
+    """
+    y, explained = (torch.zeros(len(x), dtype=kind, device=x.device) for kind in (torch.long, torch.bool))
+    try:
+        every = observed.differentiate_outputs(layer.name, x)
+    except Exception:  # a user's network may fail in any way, such as at batch normalisation of one example
+        return y, explained
+    for k, part in enumerate(parts):
+        known = ~part.isnan()
+        each, own = every[:, k, known], part[known]
+        units = torch.nn.functional.normalize(each, dim=1)
+        gaps = (units - own / own.norm().clamp(min=1e-300)).norm(dim=1)
+        y[k] = gaps.argmin()
+        values = torch.linalg.svdvals(each)
+        varied = len(values) > 1 and float(values[1]) > MAX_TURNED * float(values[0])
+        explained[k] = varied and float(gaps.min()) <= MAX_TURNED
+    return y, explained
+
+
+def _correct_labels(observed: StackedObservations, i: int, x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+    """Return labels (N,) that are changed one by one as long as the gradient fits better, and its distance, see `measure_misfit`.
+
+    They are unchanged if x (N, *shape) is not the complete batch, or if there are more than MAX_LABEL_TRIALS changes.
+    """
+    missed = observed.measure_misfit(i, x, y)
+    if len(x) != observed.examples or len(x) * observed.data.num_classes > MAX_LABEL_TRIALS:
+        return y, missed
+    for at, label in product(range(len(x)), range(observed.data.num_classes)):
+        if missed <= MAX_WHOLE_DISTANCE:
+            break
+        other = y.clone()
+        other[at] = label
+        if (distance := observed.measure_misfit(i, x, other)) < missed:
+            y, missed = other, distance
+    return y, missed
 
 
 def choose_label(observed: StackedObservations, x: Tensor, i: int, rng: Generator) -> Tensor:

@@ -10,6 +10,7 @@ sparse directions: for all examples, from the zeros that ReLU causes in D (Dimit
                    random samples; in large batches of a network with one hidden layer, by the values that D takes.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -51,7 +52,23 @@ def recover_linear(
     layer = chain.layers[0]
     if (reason := _explain_refusal(layer, gradient)) is not None:
         return build_empty_answer(layer, reason)
-    seen = LayerGradient(chain, weights, gradient, bounds)
+    seen = LayerGradient.of_first_layer(chain, weights, gradient, bounds)
+    return recover_from_layer(seen, examples, rng, samples=samples, templates=lambda: build_templates(chain, weights, bounds))
+
+
+def recover_from_layer(
+    seen: LayerGradient,
+    examples: int | None,
+    rng: Generator,
+    *,
+    samples: int = MAX_SAMPLES,
+    templates: Callable[[], Tensor | None] = lambda: None,
+) -> LinearAnswer:
+    """Recover the examples of one batch from the gradient of a linear layer that sees them, see `recover_linear`.
+
+    templates: function that returns known values which the gradient takes, see `DirectionSearch`, or None.
+    """
+    layer = seen.layer
     if examples == 1:
         return replace(recover_single(seen), ambiguous=seen.shares_direction)
     factors = factorise(seen.rows, examples)
@@ -64,8 +81,7 @@ def recover_linear(
         return build_empty_answer(layer, _explain_missing_zeros(layer), rank=factors.rank if factors else 0)
     if factors is None or factors.saturated:
         return recover_isolated(seen, examples, _explain_missing_rank(seen.rows, examples, factors))
-    find = DirectionSearch(templates=build_templates(chain, weights, bounds), rng=rng, samples=samples)
-    return recover_batch(seen, factors, examples, find)
+    return recover_batch(seen, factors, examples, DirectionSearch(templates=templates(), rng=rng, samples=samples))
 
 
 def _explain_refusal(layer: Layer, gradient: Tensors) -> str | None:

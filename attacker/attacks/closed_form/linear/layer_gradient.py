@@ -58,7 +58,7 @@ def join_notes(*notes: str) -> str:
 
 
 class LayerGradient:
-    """The gradient and weights of the first layer of a chain, each with the bias, if any, as a last column, in float64.
+    """The gradient and weights of a linear layer that sees the examples, each with any bias as a last column, in float64.
 
     F' is the number of columns: F + 1 with a bias, else F.
 
@@ -74,15 +74,36 @@ class LayerGradient:
               activations change them.
     """
 
-    def __init__(self, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None) -> None:
-        layer = self.layer = chain.layers[0]
+    def __init__(
+        self,
+        layer: Layer,
+        weights: Tensors,
+        gradient: Tensors,
+        bounds: tuple[Tensor, Tensor] | None,
+        *,
+        uniform: bool,
+        shares_direction: bool,
+    ) -> None:
+        self.layer, self.uniform, self.shares_direction = layer, uniform, shares_direction
         self.rows, self.weight = augment(layer, gradient), augment(layer, weights)
         self.biased = layer.bias is not None
         self.bounds = None if bounds is None else tuple(b.double().flatten() for b in bounds)
         self.is_image = bounds is not None and bounds[0].ndim == 3
-        self.uniform = any(later.shape[0] <= 2 for later in chain.layers[1:])
+
+    @classmethod
+    def of_first_layer(
+        cls, chain: Chain, weights: Tensors, gradient: Tensors, bounds: tuple[Tensor, Tensor] | None
+    ) -> "LayerGradient":
+        layer, later = chain.layers[0], chain.layers[1:]
         linear, narrow = layer.activation.name == "identity", min(each.shape[0] for each in chain.layers) <= 2
-        self.shares_direction = linear or (narrow and layer.activation.name == "relu")
+        return cls(
+            layer,
+            weights,
+            gradient,
+            bounds,
+            uniform=any(each.shape[0] <= 2 for each in later),
+            shares_direction=linear or (narrow and layer.activation.name == "relu"),
+        )
 
     def compute_inputs(self, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs (K, F) that belong to directions (K, F') of the gradient's rows, and a mask (K,) of possible ones.

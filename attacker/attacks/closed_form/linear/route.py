@@ -12,7 +12,14 @@ from torch import Generator, Tensor
 from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
 from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
-from attacker.attacks.closed_form.linear.direct_layer import DirectLayer, choose_label, divide, find_direct_layer
+from attacker.attacks.closed_form.linear.direct_layer import (
+    DirectLayer,
+    choose_label,
+    divide,
+    find_direct_layer,
+    is_followed_by_relu,
+    separate,
+)
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
 from attacker.attacks.closed_form.linear.known_labels import assign_labels
 from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
@@ -70,30 +77,36 @@ def solve_linear(observed: StackedObservations, rng: Generator, rgap: RgapSettin
     recovered example separately. The example gets the label whose simulated gradient is closest to this computed gradient or, if
     none is close, the label whose simulated gradient has the most similar direction. An example that seems to occur several times
     in the batch is returned several times, with one label each.
-    A single example also follows if the model is no such chain, but has a linear layer that sees it directly, see `divide`, or
-    that sees its patches, see `solve_patches`.
+    If the model is no such chain, a single example also follows from a linear layer that sees it directly, see `divide`, or that
+    sees its patches, see `solve_patches`, and a batch from a linear layer that sees it directly, before a ReLU, see `separate`.
     Raises ValueError if the model has neither a chain of layers that begins with a linear layer, nor such a layer.
     """
     first = choose_first_layer(observed)
     if isinstance(first, PatchLayer):
         return [_solve_patches(observed, i, rng) for i in range(len(observed.cases))]
     if isinstance(first, DirectLayer):
-        return [_divide_case(observed, i, rng) for i in range(len(observed.cases))]
+        solve = _divide_case if observed.examples == 1 else _separate_case
+        return [solve(observed, i, rng) for i in range(len(observed.cases))]
     return [_solve_case(observed, first, i, rng) for i in range(len(observed.cases))]
 
 
 def choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer | PatchLayer:
-    """Return the chain that begins with a linear layer; if there is none, the layer that sees a single example or its patches.
+    """Return the chain that begins with a linear layer; if there is none, the layer that sees the examples or their patches.
 
-    Raises ValueError with the reason why there is no chain if there is neither.
+    Patches are only used for a single example, and a layer that sees several examples only before a ReLU. Raises ValueError with
+    the reason why there is no chain if there is neither.
     """
     try:
         return _require_linear(observed)
     except ValueError:
-        direct = (find_direct_layer(observed, 0) or find_patch_layer(observed, 0)) if observed.examples == 1 else None
-        if direct is None:
+        direct = find_direct_layer(observed, 0)
+        if observed.examples == 1:
+            found = direct or find_patch_layer(observed, 0)
+        else:
+            found = direct if direct is not None and is_followed_by_relu(observed, direct) else None
+        if found is None:
             raise
-        return direct
+        return found
 
 
 def _require_linear(observed: StackedObservations) -> Chain:
@@ -220,8 +233,25 @@ def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> Close
         unsure = "" if other and not _shares_neurons(observed, i, layer.parameters, inputs, ends) else MIXED_OR_MISSTATED
     settled = observed.estimate_noise(i) == 0 and float(found.certainty) >= 1 - MAX_SETTLED_RESIDUAL
     final = settled and not unsure
+    return ClosedFormAnswer(found.x, found.y, "linear", found.notes, stays=found.certainty, final=final, open_question=unsure)
+
+
+def _separate_case(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
+    layer = find_direct_layer(observed, i)
+    if layer is None:
+        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear")
+    found = separate(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    first = observed.cases[i].observations[0]
+    changed = first.training.mode == "train" and is_input_random(first.model, first.data, layer.name)
+    whole = 0 < len(found.x) == observed.examples and float(found.certainty.min()) >= STOP_AGREEMENT
     return ClosedFormAnswer(
-        found.x, found.y, "linear", found.notes, stays=found.certainty[None], final=final, open_question=unsure
+        found.x,
+        found.y,
+        "linear",
+        found.notes,
+        stays=found.certainty,
+        final=whole and observed.estimate_noise(i) == 0,
+        open_question=CHANGED_INPUTS if changed else "",
     )
 
 

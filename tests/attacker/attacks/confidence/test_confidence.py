@@ -148,6 +148,23 @@ def test_search_for_a_row_behind_label_smoothing_is_never_likely(observe: Callab
     assert isnan(float(found.confidence[0]))
 
 
+def test_search_for_a_standardised_row_is_likely_only_if_its_scale_is_stated(observe: Callable[..., object]) -> None:
+    """The search's limits of 0 and 1 hold for values that clients do not have, unless the data state how columns are scaled."""
+    x, y = torch.rand(1, 40, generator=seeded(1)), torch.tensor([1])
+    x[0, 0] = 0.85
+    mean, std = (0.5,) + (0.0,) * 39, (0.25,) + (1.0,) * 39
+    stated = DataSpec(shape=(40,), num_classes=3, mean=mean, std=std)
+    seen = observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (48, 24)}), data=stated)
+    attack = inverting_gradients(steps=200, tv=0.0)
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert float((found.x - x).abs().max()) < 0.05
+    assert float(found.confidence[0]) > 0.9
+    (doubted,) = attack([Case((replace(seen, data=replace(stated, mean=(0.0,), std=(1.0,))),))], rng=seeded())
+    assert float((doubted.x - stated.normalise(x)).abs().max()) > 0.3
+    assert isnan(float(doubted.confidence[0]))
+    assert any("set mean and std" in note for note in doubted.notes)
+
+
 class EveryOther(nn.Module):
     """A network that drops every other column of an image."""
 

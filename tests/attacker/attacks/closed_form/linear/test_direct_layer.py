@@ -1,4 +1,4 @@
-"""Tests of single examples read off a linear layer that sees them, in networks that are no chain of supported layers."""
+"""Tests of examples read off a linear layer that sees them, in networks that are no chain of supported layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,11 +10,12 @@ from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
-from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer
+from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer, separate
 from attacker.attacks.closed_form.observations import observe as stack
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
 
 ROWS = DataSpec(shape=(20,), num_classes=4, mean=(0.4,), std=(0.3,))
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
@@ -50,6 +51,38 @@ class NormalisesEach(Residual):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x - x.mean(dim=1, keepdim=True))
+
+
+class Behind(nn.Module):
+    """A network with ReLU behind its first layer, and behind it normalisation of examples or batches, or sums of neurons."""
+
+    def __init__(self, size: int, behind: nn.Module, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.behind = nn.Linear(size, width), behind
+        self.second, self.head = nn.LazyLinear(32), nn.Linear(32, 5)
+        self(torch.zeros(2, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.behind(nn.functional.relu(self.first(x.flatten(1)))[:, None])[:, 0]
+        logits: Tensor = self.head(nn.functional.gelu(self.second(h)))
+        return logits
+
+
+class NormedExamples(Behind):
+    def __init__(self) -> None:
+        super().__init__(20, nn.LayerNorm(64))
+
+
+class NormedBatch(Behind):
+    def __init__(self) -> None:
+        super().__init__(20, nn.Sequential(nn.Flatten(1), nn.BatchNorm1d(64), nn.Unflatten(1, (1, 64))))
+
+
+class SummedNeurons(Behind):
+    """Pairs of neurons have equal gradients for all examples, and the rows of a pair are parallel whatever turns them on."""
+
+    def __init__(self) -> None:
+        super().__init__(192, nn.AvgPool1d(2), 48)
 
 
 class DropsInputs(Residual):
@@ -101,6 +134,36 @@ def test_two_examples_reported_as_one_are_not_certain(observe: Any) -> None:
     found = attack(replace(one, num_examples=1))
     assert not float(found.confidence[0]) >= 0.5
     assert "cannot invert this network" in exact(fallback="none").plan(Case((one,))).reasons["linear"]
+
+
+@pytest.mark.parametrize("network", [NormedExamples, NormedBatch])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_batch_before_relu_and_normalisation_is_exact(network: type[nn.Module], count: int, observe: Any) -> None:
+    x, y = draw(replace(ROWS, num_classes=5), count), torch.tensor([1, 2, 0, 4])[:count]
+    one = observe((x, y), model=name(network), data=replace(ROWS, num_classes=5))
+    model = models.build(one.model, one.data, seed=0).train()
+    weights = {name: w.clone().requires_grad_() for name, w in one.weights.items()}
+    logits = torch.func.functional_call(model, weights, (ROWS.normalise(x),))
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(logits, y), list(weights.values()))
+    update = {name: -one.training.learning_rate * g for name, g in zip(weights, gradients, strict=True)}
+    found = attack(replace(one, payload=encode(update), training=replace(one.training, mode="train")))
+    gaps = torch.cdist(found.x.double(), x.double())
+    assert float(gaps.amin(dim=0).max()) < 1e-3
+    assert found.y[gaps.argmin(dim=0)].tolist() == y.tolist()
+    assert bool((found.confidence >= 0.9).all())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mixtures_behind_sums_of_neurons_are_never_certain(seed: int, observe: Any) -> None:
+    data, rng = replace(IMAGES, num_classes=5), torch.Generator().manual_seed(seed)
+    x = 0.5 + 0.2 * torch.rand(1, *data.shape, generator=rng) + 0.1 * torch.rand(6, *data.shape, generator=rng)
+    one = observe((x, torch.arange(6) % 5), model=name(SummedNeurons), data=data, seed=seed)
+    observed = stack([Case((one,))])
+    layer = find_direct_layer(observed, 0)
+    assert layer is not None
+    found = separate(observed, layer, 0, rng)
+    wrong = (found.x[:, None] - x[None]).flatten(2).square().mean(dim=2).amin(dim=1) > 1e-4
+    assert not bool((wrong & (found.certainty >= 0.5)).any())
 
 
 def test_an_example_behind_dropout_is_not_certain(observe: Any) -> None:
