@@ -123,7 +123,8 @@ class ReplyReader:
     def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """Raise ValueError unless the names, shapes and kinds of a client's tensors are those of the tensors that it was sent.
 
-        The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts.
+        The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts. In other
+        Flower apps (`foreign`), clients may keep all buffers to themselves.
         """
         got = {
             name: (tuple(t.shape), _name_kind(t.dtype, f"{name!r} in the client's reply"))
@@ -133,6 +134,7 @@ class ReplyReader:
         sent = {
             name: (tuple(array.shape), _name_kind(self.types.get(name) or _find_type(array), f"{name!r} of the server's weights"))
             for name, array in self.start.items()
+            if buffers or not self.foreign or name not in self.buffers
         }
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))

@@ -80,6 +80,21 @@ def test_replies_without_metrics_or_with_further_records_are_recorded(
         assert all(torch.equal(o.payload.tensors[name], tensor) for name, tensor in after.items())
 
 
+def keep_statistics(content: RecordDict) -> None:
+    kept = {name: array for name, array in content["arrays"].items() if "running" not in name and "num_batches" not in name}
+    content["arrays"] = ArrayRecord(kept)
+
+
+def test_clients_may_keep_the_statistics_of_batch_norm_that_the_server_sends(app: Any) -> None:
+    app.run(app.record(net="NormedNet"), net="NormedNet", mods=[rewrite(keep_statistics)], rounds=1)
+    assert {row.status for row in app.recording.read_rows()} == {"complete"}
+    for o in app.observations():
+        assert o.buffers
+        assert not o.buffers_after
+        _, after = app.matched(o, net="NormedNet")
+        assert all(torch.equal(tensor, after[name]) for name, tensor in o.payload.tensors.items())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
