@@ -104,7 +104,8 @@ def _check_buffers(observations: Sequence[Observation], *, of_experiment: bool) 
             grade="moderate" if defended else "low",
             title="Clients send batch-norm statistics, which no defense covers.",
             evidence=f"{_count_senders(observations, statistics)} come with {_name_buffers(statistics)}: means and variances of "
-            "a client's batches, and their number.",
+            "a client's batches, and their number. Searches compare them with those of candidate images, "
+            "which makes small batches much easier to reconstruct.",
             advice=f"{advice} Or use another normalisation.",
         )
     else:
