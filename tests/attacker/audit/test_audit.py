@@ -102,7 +102,9 @@ def test_a_budget_is_seconds_minutes_or_hours() -> None:
     assert [parse_duration("--budget", text) for text in ("90s", "1.5m", "2h")] == [90, 90, 7200]
 
 
-def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path) -> None:
+def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other attacks are left out, since they would take the time that a loaded machine needs for this one."""
+    monkeypatch.setattr("attacker.audit.plan.CANDIDATE_ATTACKS", (("spans", {}), ("cohort_spans", {})))
     out = federate(
         tmp_path / "rounds",
         rounds=8,
@@ -111,10 +113,10 @@ def test_rounds_that_share_examples_are_attacked_together(tmp_path: Path) -> Non
         training={"learning_rate": 0.1, "batch_size": 4, "steps": 3},
         record={"clients": "2"},
     )
-    found = json.loads(call(out, "--budget", "30s", "--json").stdout)
+    found = json.loads(call(out, "--budget", "10m", "--json").stdout)
     (spans,) = [one for one in found["attacks"] if one["spec"].startswith("spans")]
     assert spans["recovered"] >= 8 > spans["null_recovered"] == 0
-    assert spans["updates"] in (8, 16)  # on a slow machine, the time ends before the second client
+    assert spans["updates"] == 16
     reasons = [one["reason"] for one in found["not_checked"]]
     assert any("it splits secure sums" in reason for reason in reasons)
 
