@@ -277,6 +277,24 @@ DIFFICULT_CELLS = [
     *(exact(network="mlp", data=data, batch=2, epochs=2, rate=0.05, cases=4) for data in ("breast_cancer", "adult")),
 ]
 """Difficult cells: wrong counts, other image sizes, epochs, unknown defenses, narrow networks."""
+SHORT_SEARCH_CELLS = [
+    *(
+        inverting({"steps": steps, "give_up": 0.0}, network=network, data=data, half=True, cases=4)
+        for steps in (5, 20, 50, 100, 200)
+        for network, data in (
+            ("lenet_cpl", "cifar10"),
+            (CONVNET_NAME, "cifar100"),
+            ("lenet_dlg", "mnist"),
+            (STRIDED_NAME, "cifar10"),
+        )
+    ),
+    *(
+        cpl({"steps": steps}, network=network, data=data, half=True, cases=4)
+        for steps in (2, 6)
+        for network, data in (("lenet_cpl", "cifar10"), (STRIDED_NAME, "cifar100"))
+    ),
+]
+"""Cells of searches that end long before they converge, as those do that a user or a budget stops."""
 UNFITTED_NETWORK_CELLS = [
     cpl({"steps": 40}, network="lenet_dlg", arguments={"activation": "leaky_relu"}, data="lfw", half=True, cases=8),
     cpl({"steps": 40}, network=f"{NETWORKS_MODULE}:smooth", data="cifar10", half=True, cases=8),
@@ -299,4 +317,5 @@ CELLS = {
     "rows": TABULAR_CELLS,
     "nulls": NULL_CELLS,
     "outside": DIFFICULT_CELLS,
+    "short": SHORT_SEARCH_CELLS,
 }

@@ -51,6 +51,15 @@ def test_short_search_has_low_confidence(image_case: Make) -> None:
             assert float(found.confidence[0]) < LOW_CONFIDENCE
 
 
+@pytest.mark.parametrize("steps", [20, 60, 100])
+def test_unfinished_search_is_never_likely(image_case: Make, steps: int) -> None:
+    """The schedule of such a search is complete, but its images are not; only the number of evaluations tells so."""
+    cases, xs, _ = zip(*(image_case(i) for i in range(4)), strict=True)
+    for found, x in zip(inverting_gradients(steps=steps, give_up=0.0)(cases, rng=seeded()), xs, strict=True):
+        wrong = float((found.x - x).square().mean()) > 0.009
+        assert not (wrong and float(found.confidence[0]) >= 0.5)
+
+
 def test_two_epochs_on_one_batch_get_low_confidence(observe: Callable[..., object]) -> None:
     """Such answers explain most of the gradient's power, but none is right, so that confidence must be low."""
     x, y = smooth_images(16)
