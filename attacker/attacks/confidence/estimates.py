@@ -42,9 +42,9 @@ UNFINISHED_ROW = (
     "(DataSpec)"
 )
 MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
-"""Smallest number of gradient evaluations of a search whose answer may be likely, unless the share of the gradient's power that
-it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer searches gave most wrong
-answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
+"""Smallest number of gradient evaluations of the kept start of a search whose answer may be likely, unless the share of the
+gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
+searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
@@ -135,10 +135,10 @@ def _explain_short_search(found: SearchAnswer, route: str, unexplained: float) -
 
     unexplained: share of the gradient's power that the answer leaves unexplained, beyond known noise.
     """
-    if route.startswith("optimisation from") or found.evaluations >= MIN_EVALUATIONS or unexplained <= CONVERGED_MISFIT:
+    if route.startswith("optimisation from") or found.kept_evaluations >= MIN_EVALUATIONS or unexplained <= CONVERGED_MISFIT:
         return ""
     return (
-        f"the search ended after {found.evaluations} evaluations of the gradient and had not converged; with fewer than "
+        f"the search ended after {found.kept_evaluations} evaluations of the gradient and had not converged; with fewer than "
         f"{MIN_EVALUATIONS}, such answers are often wrong"
     )
 

@@ -62,7 +62,7 @@ class SearchAnswer:
     examples:    number of examples without these copies; the examples themselves are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
-    evaluations: number of gradient evaluations of the search.
+    evaluations: number of gradient evaluations of the search, of all its starts. kept_evaluations: of the start that was kept.
     rng:         for random estimates.
     linked:      for each row of x, certainty in [0, 1] that the places in several rounds at which the attack assumes this example
                  hold the same example; 1 for an example of one round.
@@ -79,6 +79,7 @@ class SearchAnswer:
     data: DataSpec
     model: nn.Module
     evaluations: int
+    kept_evaluations: int
     linked: Tensor
     rng: Generator
     unfamiliar: str

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,11 +54,27 @@ def test_short_search_has_low_confidence(image_case: Make) -> None:
 
 @pytest.mark.parametrize("steps", [20, 60, 100])
 def test_unfinished_search_is_never_likely(image_case: Make, steps: int) -> None:
-    """The schedule of such a search is complete, but its images are not; only the number of evaluations tells so."""
     cases, xs, _ = zip(*(image_case(i) for i in range(4)), strict=True)
     for found, x in zip(inverting_gradients(steps=steps, give_up=0.0)(cases, rng=seeded()), xs, strict=True):
         wrong = float((found.x - x).square().mean()) > 0.009
         assert not (wrong and float(found.confidence[0]) >= 0.5)
+
+
+@pytest.mark.parametrize(("steps", "restarts", "likely"), [(100, 1, False), (100, 2, False), (160, 1, True)])
+def test_likely_answers_of_short_starts_are_undecided(
+    image_case: Make, steps: int, restarts: int, likely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several short starts are no longer search. The curve is replaced by one that calls every answer likely."""
+
+    def call_likely(route: str, found: Any, explained: Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.full_like(explained, 0.9), explained, found)
+
+    monkeypatch.setattr(estimates, "judge", call_likely)
+    attack = inverting_gradients(steps=steps, restarts=restarts).copy_with(stop=Stop(patience=steps, decrease=0.0, stuck=0.0))
+    (found,) = attack([image_case(0)[0]], rng=seeded())
+    assert found.evaluations == steps * restarts
+    assert (float(found.confidence[0]) >= 0.5) == likely
+    assert any("evaluations of the gradient" in note for note in found.notes) != likely
 
 
 def test_two_epochs_on_one_batch_get_low_confidence(observe: Callable[..., object]) -> None:
