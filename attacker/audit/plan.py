@@ -186,11 +186,9 @@ def _explain_no_closed_form(attack: Attack, case: Case) -> str:
         reasons = attack.plan(case).reasons if isinstance(attack, PlansRoutes) else {}
     except ValueError:  # the replay reports it
         return ""
-    return (
-        "; ".join(["none of its closed forms applies", *dict.fromkeys(reasons.values())])
-        if reasons and all(reasons.values())
-        else ""
-    )
+    if not reasons or not all(reasons.values()):
+        return ""
+    return "; ".join(["none of its closed forms applies", *dict.fromkeys(reasons.values())])
 
 
 def _has_epochs(recording: Recording) -> bool:

@@ -72,7 +72,7 @@ class ReplyReader:
     def _take_weights(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
         tensors = records.to_tensors(self._choose_arrays(content.array_records))
         buffers = {name: tensors.pop(name) for name in sorted(self.buffers & tensors.keys())}
-        self._check(tensors, buffers)
+        self._check(tensors, buffers, may_keep_buffers=True)
         return Payload(tensors=tensors, codec="weights"), buffers
 
     def _choose_arrays(self, found: Mapping[str, ArrayRecord]) -> ArrayRecord:
@@ -120,11 +120,11 @@ class ReplyReader:
                 "update_mod(buffers=...)"
             )
 
-    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    def _check(self, update: Mapping[str, Tensor], buffers: Mapping[str, Tensor], *, may_keep_buffers: bool = False) -> None:
         """Raise ValueError unless the names, shapes and kinds of a client's tensors are those of the tensors that it was sent.
 
-        The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts. In other
-        Flower apps (`foreign`), clients may keep all buffers to themselves.
+        The kinds are floating-point, integer and boolean; for tensors in `types`, the kind of the dtype there counts.
+        may_keep_buffers: whether the client may leave out all buffers.
         """
         got = {
             name: (tuple(t.shape), _name_kind(t.dtype, f"{name!r} in the client's reply"))
@@ -134,7 +134,7 @@ class ReplyReader:
         sent = {
             name: (tuple(array.shape), _name_kind(self.types.get(name) or _find_type(array), f"{name!r} of the server's weights"))
             for name, array in self.start.items()
-            if buffers or not self.foreign or name not in self.buffers
+            if buffers or not may_keep_buffers or name not in self.buffers
         }
         if got != sent:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
