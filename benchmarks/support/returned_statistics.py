@@ -16,7 +16,7 @@ from support.single_cases import make_client
 from support.splits import Images, Part, load_images
 
 NETWORKS = tuple(f"{networks.__name__}:{name}" for name in ("pooled_with_norm", "resnet8"))
-CLIENTS = (("cifar10", 1, 6), ("cifar10", 4, 2), ("lfw", 2, 3), ("lfw", 8, 1))
+CLIENTS = (("cifar10", 1, 6), ("cifar10", 4, 2), ("lfw", 2, 3), ("lfw", 8, 5))
 """Data set, batch size and number of clients of each row."""
 SETTINGS: dict[str, Any] = {"steps": 400, "tv": 1e-2, "give_up": 0.0}
 """Arguments of the attack besides `batch_norm`; `tv` is that of the preset `tuned` for networks with batch norm."""
