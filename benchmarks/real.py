@@ -23,7 +23,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from support.attacked import CONSTANT_CHANNEL_TV, match_examples, run_attack
+from support.attacked import PUBLISHED_SEARCH, match_examples, run_attack
 from support.contract import Options, measure_cpu, parse_options, print_results
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
@@ -82,7 +82,7 @@ def _measure(options: Options, network: str, pixels: int, batch: int) -> dict[st
     case = _make_client(options, network, found.data, batch).make_case(
         list(zip(found.x.split(batch), found.y.split(batch), strict=True)), f"{network}-{pixels}-{batch}"
     )
-    search = inverting_gradients(steps=steps, tv=3e-3, **CONSTANT_CHANNEL_TV)
+    search = inverting_gradients(steps=steps, tv=3e-3, **PUBLISHED_SEARCH)
     started, scores, made = perf_counter(), [], []
     with measure_cpu() as clock:
         for attack in (search, search.null()):

@@ -27,7 +27,7 @@ difference between the LPIPS of ROG with the enhancer and that of the paper.
 from dataclasses import asdict
 
 import torch
-from support.attacked import CONSTANT_CHANNEL_TV, run_attack
+from support.attacked import PUBLISHED_SEARCH, run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, observe, resize
 from support.rog.comparison import FOLDER, measure_columns
@@ -95,7 +95,7 @@ def measure_single(options: Options) -> TableAndSummary:
     setting = BatchSetting(epochs=1, side=32)
     attacks = {
         "exact": exact(route="layer_input", fallback="none"),
-        "Inverting Gradients": inverting_gradients(steps=400, tv=1e-2, give_up=0.0, **CONSTANT_CHANNEL_TV),
+        "Inverting Gradients": inverting_gradients(steps=400, tv=1e-2, give_up=0.0, **PUBLISHED_SEARCH),
     }
     rows: list[ResultRow] = []
     for name, attack in attacks.items():

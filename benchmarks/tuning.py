@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.attacked import CONSTANT_CHANNEL_TV, match_examples, run_attack
+from support.attacked import PUBLISHED_SEARCH, match_examples, run_attack
 from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
 from support.contract import Options, TableAndSummary, parse_options, print_results
@@ -40,8 +40,8 @@ NETWORK_EFFORT: dict[str, tuple[int, int]] = {
 }
 """Dict from a network to the number of images of each data set, and the number of steps, that take a few CPU-minutes."""
 SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
-    {"signed": True, "tv": 1e-4, **CONSTANT_CHANNEL_TV},
-    *({"signed": False, "tv": tv, **CONSTANT_CHANNEL_TV} for tv in (1e-4, 1e-3, 1e-2)),
+    {"signed": True, "tv": 1e-4, **PUBLISHED_SEARCH},
+    *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-4, 1e-3, 1e-2)),
     *({"signed": False, "tv": tv, "colour": True, "continuation": 1.0} for tv in (1e-3, 3e-3)),
     *({"signed": False, "tv": tv, "colour": True, "continuation": 10.0} for tv in (1e-3, 3e-3)),
 )

@@ -13,7 +13,7 @@ from torch import Tensor, cat
 from attacker.attacks import ATTACKS
 from attacker.scoring.metrics import is_recovered, mse
 from fedsim import models
-from support.attacked import CONSTANT_CHANNEL_TV, match_examples, run_attack
+from support.attacked import PUBLISHED_SEARCH, match_examples, run_attack
 from support.calibration import networks
 from support.contract import Options, TableAndSummary
 from support.cpl.cases import Originals, make_batch_cases
@@ -29,14 +29,14 @@ NETWORKS_OF_FAMILIES = {
 """One network per family; the family `sigmoid` has grids of its own in tuning.py."""
 STEPS = 600
 """Iterations of a first-order search in the grid. Presets may use more, as quality does not fall with more iterations."""
-SIGNED: dict[str, Any] = {"signed": True, "tv": 1e-4, **CONSTANT_CHANNEL_TV}
+SIGNED: dict[str, Any] = {"signed": True, "tv": 1e-4, **PUBLISHED_SEARCH}
 FALLING: tuple[dict[str, Any], ...] = tuple(
     {"signed": False, "tv": tv, "colour": True, "continuation": 10.0} for tv in (1e-3, 3e-3, 1e-2)
 )
 SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
     "inverting_gradients": (
         SIGNED,
-        *({"signed": False, "tv": tv, **CONSTANT_CHANNEL_TV} for tv in (1e-4, 1e-3, 3e-3, 1e-2)),
+        *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-4, 1e-3, 3e-3, 1e-2)),
         *FALLING,
     ),
     "cpl": (
@@ -47,7 +47,7 @@ SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "agic": (
         SIGNED,
-        *({"signed": False, "tv": tv, **CONSTANT_CHANNEL_TV} for tv in (1e-3, 1e-2)),
+        *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-3, 1e-2)),
         *FALLING,
     ),
     "dlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),

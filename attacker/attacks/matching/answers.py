@@ -123,7 +123,7 @@ def _describe_search(
         data=batch.data,
         model=batch.model,
         evaluations=best.evaluations,
-        kept_evaluations=len(best.history) * batch.attack.search.optimiser.period,
+        kept_evaluations=len(best.history) * batch.attack.search.optimiser.period + best.polished,
         linked=batch.links[i].confidence,
         rng=seed_generator(rng, batch.cases[i], "confidence"),
         unfamiliar="the search was interrupted" if interrupted else _explain_uncalibrated(batch),

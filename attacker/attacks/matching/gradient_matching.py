@@ -15,6 +15,7 @@ attacker knows, such as clipping or compression, to the gradient.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import isfinite
 from time import perf_counter
 
 import torch
@@ -25,11 +26,20 @@ from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.saved_state import BestResult, checkpoint_periodically, pack_bests, to_device, unpack_bests
+from attacker.attacks.matching.loss.problems import ProblemRow
+from attacker.attacks.matching.saved_state import (
+    BestResult,
+    checkpoint_periodically,
+    pack_bests,
+    prefix_memory,
+    to_device,
+    unpack_bests,
+)
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
+from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.simulation.client import draws_at_random
 from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
@@ -44,9 +54,8 @@ class GradientMatching(MatchingSettings):
         search = self.search
         evaluations = search.steps * search.optimiser.period * search.at_once
         starts = search.restarts // search.at_once + (self.warm_start is not None) if self.sees_gradient else 1
-        return Effort(
-            evaluations=evaluations, vectors=search.optimiser.remembers, searches=search.at_once, starts=starts
-        )  # fmt: skip
+        vectors = max(search.optimiser.remembers, LBFGS().remembers if self.polish else 0)
+        return Effort(evaluations=evaluations, vectors=vectors, searches=search.at_once, starts=starts)
 
     def null(self) -> "GradientMatching":
         return replace(self, sees_gradient=False)
@@ -74,6 +83,7 @@ class MatchingRun:
     """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
 
     warm_starts: for each case a warm start (examples from which its first search begins), or None.
+    polishing: number of iterations of L-BFGS that follow the search (`Polish`). steps: maximum number of iterations before them.
     interrupted: indices of the cases whose search the user interrupted.
     """
 
@@ -87,6 +97,8 @@ class MatchingRun:
     ) -> None:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.batch = CaseBatch(attack, cases)
+        self.polishing = self._count_polishing_iterations()
+        self.steps = attack.search.steps - self.polishing * LBFGS().period // attack.search.optimiser.period
         self.best = [BestResult() for _ in cases]
         self.warm_starts = self._compute_warm_starts()
         self.interrupted: set[int] = set()
@@ -103,8 +115,31 @@ class MatchingRun:
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
                 self._search(pending, restart)
                 self._save(restart)
+        self._polish()
         seconds = (perf_counter() - started) / len(self.cases)
         return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
+
+    def _count_polishing_iterations(self) -> int:
+        polish, attack = self.attack.polish, self.attack
+        noisy = any(view.noisy for view in self.batch.views)
+        if polish is None or not attack.sees_gradient or noisy or self._draws_at_random:
+            return 0
+        return polish.count_iterations(attack.search)
+
+    def _polish(self) -> None:
+        """Search again by L-BFGS from the best results, and replace them (`Polish`), except for cases given up."""
+        chosen = [i for i, best in enumerate(self.best) if not best.given_up and isfinite(best.loss)]
+        if not self.polishing or self.interrupted or not chosen:
+            return
+        run = PolishingRun(self, chosen)
+        run._search(list(range(len(chosen))), 0)
+        for place, i in enumerate(chosen):
+            best, polished = self.best[i], run.best[place]
+            best.z = polished.z
+            best.iterations += polished.iterations
+            best.evaluations += polished.evaluations
+            best.polished = polished.evaluations
+        self.interrupted |= {chosen[place] for place in run.interrupted}
 
     @property
     def _starts(self) -> int:
@@ -112,10 +147,10 @@ class MatchingRun:
         search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
         return search.restarts // search.at_once + warm
 
-    def _report(self, restart: int, done: int, steps: int, message: str) -> None:
+    def _report(self, restart: int, done: int, _: int, message: str) -> None:
         """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
         assert self.progress is not None
-        self.progress(restart * steps + done, self._starts * steps, message)
+        self.progress(restart * self.steps + done, self._starts * self.steps + self.polishing, message)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
@@ -152,7 +187,7 @@ class MatchingRun:
             z,
             problems,
             batch.space.split_into_phases(search.optimiser),
-            search.steps,
+            self.steps,
             self._choose_stop(restart),
             progress=self.progress and partial(self._report, restart),
             checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
@@ -178,14 +213,11 @@ class MatchingRun:
         """
         search, batch = self.attack.search, self.batch
         starts = [restart + place % search.at_once for place in range(len(pending))]
-        labels = torch.stack(
-            [batch.find_labels(i, seed_generator(self.rng, self.cases[i], f"labels {restart}")) for i in pending]
-        )
-        z = self._draw_starts(pending, starts, labels)
+        labels = self._find_labels(pending, restart)
         logits = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.compares_logits else None
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
-        z = batch.inject_features(z, pending, features)
+        z = self._draw_starts(pending, starts, labels, features)
         problem = batch.build_problem(pending, z, labels, torch.stack(logits) if logits else None, features)
         problems = Problems(
             evaluate=batch.evaluate,
@@ -227,11 +259,16 @@ class MatchingRun:
         is_warm = self.attack.warm_start is not None and restart == 0
         return replace(stop, early=(), stall=None) if declared or is_warm or self.batch.views_with_statistics else stop
 
-    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor) -> Tensor:
+    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
+        """Return the labels (P, V) that the searches for the cases with indices `pending` use."""
+        rngs = [seed_generator(self.rng, self.cases[i], f"labels {restart}") for i in pending]
+        return torch.stack([self.batch.find_labels(i, g) for i, g in zip(pending, rngs, strict=True)])
+
+    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
 
         The parametrisation's `init` makes the examples. In start 0, the examples of a case's warm start replace made ones with
-        the same label, or any made ones if labels are optimised as well.
+        the same label, or any made ones if labels are optimised as well. features: as `CaseBatch.solve_features` returns them.
         """
         space = self.batch.space
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
@@ -240,7 +277,7 @@ class MatchingRun:
             fixed_labels = [None if space.joint else label for label in labels.cpu()]
             pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
             starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
-        return space.encode(starts, rngs, self.attack.device)
+        return self.batch.inject_features(space.encode(starts, rngs, self.attack.device), pending, features)
 
     def _save(self, restart: int) -> None:
         """Save the best results so far as a checkpoint, and delete the restart's own checkpoint; do nothing if interrupted."""
@@ -268,7 +305,30 @@ class MatchingRun:
             x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             results.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
-        look(results, len(state["active.history"]), self.attack.search.steps)
+        look(results, len(state["active.history"]), self.steps)
+
+
+class PolishingRun(MatchingRun):
+    """The second search of an attack (`Polish`), from the best results of the first search for some of its cases.
+
+    first: the first search. chosen: indices of its cases that are searched again.
+    """
+
+    def __init__(self, first: MatchingRun, chosen: Sequence[int]) -> None:
+        self.starts = [first.best[i] for i in chosen]
+        super().__init__(
+            first.attack.build_polish(first.polishing),
+            [first.cases[i] for i in chosen],
+            first.rng,
+            first.progress and partial(first._report, first._starts),
+            prefix_memory(first.memory, "polish "),
+        )
+
+    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
+        return torch.stack([start.labels for i in pending if (start := self.starts[i]).labels is not None])
+
+    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
+        return torch.stack([start.z for i in pending if (start := self.starts[i]).z is not None])
 
 
 def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:

@@ -20,7 +20,8 @@ class BestResult:
 
     loss: infinite before the first search. z: latent vector, None before the first search.
     labels: used in the search that found z. history: best loss of this search after each iteration. from_warm_start: whether this
-    search began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`.
+    search began at a warm start. given_up: whether it was stopped as hopeless, see `Stop`. polished: number of gradient
+    evaluations of the second search, which began at the result of this one (`Polish`).
     iterations, evaluations, restarts: numbers of iterations, gradient evaluations and searches, summed over all searches of the
     case.
     """
@@ -34,6 +35,7 @@ class BestResult:
     evaluations: int = 0
     restarts: int = 0
     given_up: bool = False
+    polished: int = 0
 
 
 def checkpoint_periodically(

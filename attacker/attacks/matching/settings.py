@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from attacker.attacks.labels.rules import LabelRule, infer_labels
 from attacker.attacks.learned.enhancer import Enhancer
-from attacker.attacks.matching.objectives import Objective
+from attacker.attacks.matching.objectives import Objective, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
@@ -83,6 +83,34 @@ class Search:
         return 1 if self.consistency is None else self.restarts
 
 
+POLISH_VARIATION = 0.1
+"""Ratio of the weight of the total variation at the end of a polish to `Prior.tv`, from which it falls (`Polish`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Polish:
+    """The settings of a second search, which begins at the best result of the first: L-BFGS on squared distances.
+
+    Adam finds coarse examples from a random start, but approaches the minimum slowly; L-BFGS converges fast near it. Each tensor
+    of the gradient is divided by its root mean square, so that layers with small gradients count as much as others. The weight of
+    the total variation falls from `Prior.tv` to POLISH_VARIATION times it.
+    share: share of the gradient evaluations of a search, at its end, that L-BFGS makes; at least 0 and below 1.
+
+    There is no second search for a null, nor after a search that was given up or interrupted, nor if clients draw random numbers
+    or a defense adds noise of known variance, since L-BFGS would then fit what the true examples do not explain.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 1:
+            raise ValueError(f"polish, the share of a search that L-BFGS makes, must be at least 0 and below 1, got {self.share}")
+
+    def count_iterations(self, search: Search) -> int:
+        """Return the number of iterations of L-BFGS after a search with these settings."""
+        return int(self.share * search.steps * search.optimiser.period) // LBFGS().period
+
+
 COMPONENT_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")
 
 
@@ -99,6 +127,7 @@ class MatchingSettings:
                 warm start.
     held:       dict from the name of a case (`Case.key`) to its examples that are known, and that the search leaves as they are.
                 It must be empty for a null.
+    polish:     a second search from the best result of the first; None for none.
     enhancer:   function that sharpens the images after the search, for the null as well; None for none.
     sees_gradient: False gives the null: the same search with the prior alone and random labels.
     """
@@ -112,6 +141,7 @@ class MatchingSettings:
     search: Search = field(default_factory=Search)
     warm_start: WarmStartRule | None = None
     held: Mapping[str, HeldExamples] = field(default_factory=dict)
+    polish: Polish | None = None
     enhancer: Enhancer | None = None
     sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES}))
@@ -128,6 +158,18 @@ class MatchingSettings:
                 "a warm start (closed_form_start or features) cannot be combined with consistency, which compares random starts; "
                 "set consistency=0, or closed_form_start=false and features=false"
             )
+
+    def build_polish(self, iterations: int) -> Self:
+        """Return the settings of the second search, of this number of iterations, that `polish` describes."""
+        variation = replace(self.prior.variation, continuation=1 / POLISH_VARIATION)
+        return replace(
+            self,
+            objective=replace(self.objective, distance=euclidean, unit="root_mean_square"),
+            prior=replace(self.prior, tv=POLISH_VARIATION * self.prior.tv, variation=variation),
+            search=Search(optimiser=LBFGS(), steps=iterations, stop=PLATEAU_STOP),
+            warm_start=None,
+            polish=None,
+        )
 
     def copy_with(self, **settings: Any) -> Self:
         """Return a copy of the attack with other settings, for example `cpl().copy_with(steps=20, later=1.0)`.

@@ -12,13 +12,14 @@ from attacker.attacks.matching.layer_weights import DEPTH_SHAPES, weigh_by_depth
 from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import COLOUR_MAP_TV, COSINE_MAP_TV, Prior, VariationTerm, colour_variation, total_variation
-from attacker.attacks.matching.settings import Labels, Search
+from attacker.attacks.matching.settings import Labels, Polish, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
 from attacker.attacks.needs import Need
 from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.papers.matching import CONTINUATION, POLISH
 
 COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)
 
@@ -29,13 +30,13 @@ def agic(
     beta: float = 50.0,
     shape: Annotated[str, OneOf(tuple(DEPTH_SHAPES))] = "linear",
     relu_modifier: bool = True,
-    tv: float = 1e-4,
-    colour: bool = False,
-    continuation: float = 1.0,
+    tv: float = 1e-3,
+    colour: bool = True,
+    continuation: float = CONTINUATION,
     distance: Annotated[str, OneOf(tuple(named.DISTANCES))] = "cosine",
     optimiser: Annotated[str, OneOf(tuple(named.OPTIMISERS))] = "adam",
     learning_rate: float = 0.0,
-    signed: bool = True,
+    signed: bool = False,
     label_rule: Annotated[str, OneOf(tuple(labels.LABEL_RULES))] = "inferred",
     batch_norm: float = 1.0,
     local_steps: LocalSteps = "one_batch",
@@ -49,6 +50,7 @@ def agic(
     compiled: bool = False,
     closed_forms: bool = True,
     restarts: int = 1,
+    polish: float = POLISH,
     knows_defense: bool = True,
 ) -> Agic:
     """Link all rounds of a client and match their gradients, by a layer-weighted cosine (Xu et al. 2022, AGIC, eqs. 2 to 8).
@@ -82,6 +84,7 @@ def agic(
     far above this value, for example because of wrong links, have less influence (Cauchy's loss).
     coarse: share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes it
     faster; this recovers slightly less.
+    polish: as in `inverting_gradients`, in the joint search, with the optimiser adam only; the paper has no such search.
     closed_forms: try the closed forms of `exact` that do not iterate on single rounds first, and search only for examples that
     none certifies.
     """
@@ -127,6 +130,7 @@ def agic(
             coarse=coarse,
             compiled=compiled,
         ),
+        polish=Polish(share=polish) if polish and adam else None,
         needs=frozenset(needs - {Need.SAME_CLIENT} | {Need.ONE_OBSERVATION}),
     )
     return Agic(

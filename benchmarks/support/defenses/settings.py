@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from support.attacked import CONSTANT_CHANNEL_TV
+from support.attacked import PUBLISHED_SEARCH
 from support.defenses.grid import Entry
 
 from attacker.attacks import AttackSpec
 
 SINGLE_EXAMPLE_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 100}),
-    "IG": ("inverting_gradients", {"steps": 300, **CONSTANT_CHANNEL_TV, "signed": False, "tv": 1e-3}),
+    "IG": ("inverting_gradients", {"steps": 300, **PUBLISHED_SEARCH, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Dict from name in the table to attack, for updates of one step on one example."""
 BATCH_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 200, "tv": 3e-5}),
-    "IG": ("inverting_gradients", {"steps": 400, **CONSTANT_CHANNEL_TV, "signed": False, "tv": 1e-3}),
+    "IG": ("inverting_gradients", {"steps": 400, **PUBLISHED_SEARCH, "signed": False, "tv": 1e-3}),
     "exact": ("exact", {"fallback": "none"}),
 }
 """Dict from name in the table to attack, for batches of more than one example."""
 SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "CPL": ("cpl", {"optimiser": "wolfe", "steps": 300, "restarts": 2, "tv": 3e-5}),
-    "IG": ("inverting_gradients", {"steps": 400, **CONSTANT_CHANNEL_TV, "signed": False, "tv": 1e-3}),
+    "IG": ("inverting_gradients", {"steps": 400, **PUBLISHED_SEARCH, "signed": False, "tv": 1e-3}),
     "CPL tuned": (
         "cpl",
         {

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 from scipy.spatial import ConvexHull
-from support.attacked import CONSTANT_CHANNEL_TV
+from support.attacked import PUBLISHED_SEARCH
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.rog.outcomes import LPIPS_FILE
 from support.splits import Images, load_images
@@ -149,7 +149,7 @@ def write_grid(options: Options, folder: Path, private: Images, held_out: Images
                 "steps": steps[1],
                 "tv": 1e-2,
                 "give_up": 0.0,
-                **CONSTANT_CHANNEL_TV,
+                **PUBLISHED_SEARCH,
             },
         },
     }

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from support.attacked import CONSTANT_CHANNEL_TV
+from support.attacked import PUBLISHED_SEARCH
 from support.contract import Options, ResultRow, measure_cpu
 from support.rog.outcomes import load_perceptual
 from support.single_cases import make_client
@@ -90,7 +90,7 @@ class Attacker:
 def list_attackers(scale: GridScale) -> tuple[Attacker, ...]:
     """Return the attacks: first the four of the paper, then others."""
     wolfe = {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": scale.wolfe}
-    search = {"steps": scale.adam, "tv": 3e-3, **CONSTANT_CHANNEL_TV}
+    search = {"steps": scale.adam, "tv": 3e-3, **PUBLISHED_SEARCH}
     names = ("feature_reconstruction", "inverting_gradients", "cocktail_party", "robbing_the_fed")
     ours, inverting, party, robbing = names
     return (

@@ -1,0 +1,153 @@
+"""Tests of the second search, by L-BFGS, from the best result of the first (`Polish`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from generators import seeded
+from torch import Tensor
+
+from attacker.attacks import Case, inverting_gradients
+from attacker.attacks.base import estimate_effort
+from attacker.attacks.matching.gradient_matching import MatchingRun
+from attacker.attacks.matching.priors import total_variation
+from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS
+from attacker.attacks.papers.agic import agic
+from attacker.scoring.metrics import mse
+from fedsim.recording import DataSpec, ModelSpec
+
+Make = Callable[..., tuple[Case, Tensor, Tensor]]
+
+
+@pytest.mark.parametrize("defense", ["", "top_k(0.3)"])
+def test_polish_finds_better_images_with_as_many_evaluations(image_case: Make, defense: str) -> None:
+    cases, truths, _ = zip(*(image_case(i, defense=defense) for i in range(3)), strict=True)
+    alone = inverting_gradients(steps=300, polish=0.0)(cases, rng=seeded())
+    polished = inverting_gradients(steps=300, polish=0.4)(cases, rng=seeded())
+    for plain, better, x in zip(alone, polished, truths, strict=True):
+        assert plain.evaluations == 300
+        assert better.evaluations <= 300
+        assert mse(better.x, x) < 0.1 * mse(plain.x, x)
+
+
+def test_polish_of_a_batch_keeps_labels_and_box(observe: Callable[..., object]) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x, y = torch.rand(3, 1, 8, 8, generator=seeded(2)).round(), torch.tensor([2, 0, 3])
+    case = Case((observe((x, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = inverting_gradients(steps=100, polish=0.4)([case], rng=seeded())
+    assert found.y.sort().values.tolist() == [0, 2, 3]
+    assert found.x.min() >= 0
+    assert found.x.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "iterations"), [(0.0, 100, 0), (0.1, 100, 0), (0.4, 100, 2), (0.4, 49, 0), (0.4, 50, 1), (0.99, 60, 2)]
+)
+def test_evaluations_are_shared_between_both_searches(image_case: Make, share: float, steps: int, iterations: int) -> None:
+    run = MatchingRun(inverting_gradients(steps=steps, polish=share), [image_case()[0]], seeded(), None)
+    assert run.polishing == iterations
+    assert run.steps == steps - 20 * iterations
+    assert estimate_effort(run.attack).evaluations == steps
+
+
+def test_weight_of_total_variation_falls_to_a_tenth(image_case: Make) -> None:
+    case, x, y = image_case()
+    settings = inverting_gradients(tv=0.3, colour=False).build_polish(5)
+    run = MatchingRun(settings, [case], seeded(), None)
+    z = torch.rand_like(x).reshape(1, -1)
+    problem = run.batch.build_problem([0], z, y[None])
+    first, later, last = (run.batch.evaluate(z, problem, share)[1] for share in (0.0, 0.5, 1.0))
+    size = 0.3 * run.batch.views[0].worst * total_variation(z.view_as(x))
+    assert (first - last).item() == pytest.approx(0.9 * size.item(), rel=1e-3)
+    assert later.item() == pytest.approx(last.item(), rel=1e-6)
+
+
+def test_each_tensor_counts_equally_in_the_distance(image_case: Make) -> None:
+    """The distance of a gradient of zeros is the number of tensors, up to the floor of the units."""
+    case, _, _ = image_case()
+    run = MatchingRun(inverting_gradients().build_polish(5), [case], seeded(), None)
+    observed = run.batch.views[0].rows["observed"]
+    powers = torch.stack([g[0].square().mean() for g in observed.values()])
+    assert powers.max() / powers.min() < 2
+
+
+@pytest.mark.parametrize(("network", "defense"), [("", "gaussian(0.001)"), ("dropout(0.3)", "")])
+def test_there_is_no_polish_where_true_examples_do_not_explain_the_gradient(
+    observe: Callable[..., object], network: str, defense: str
+) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    model = ModelSpec(name="lenet_dlg", network=network)
+    seen = observe((torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1])), model=model, data=data, defense=defense)
+    run = MatchingRun(inverting_gradients(steps=100), [Case((seen,))], seeded(), None)
+    assert (run.polishing, run.steps) == (0, 100)
+
+
+def test_null_is_not_polished(image_case: Make) -> None:
+    cases = [image_case(i)[0] for i in range(2)]
+    plain = inverting_gradients(steps=60, polish=0.0).null()(cases, rng=seeded())
+    polished = inverting_gradients(steps=60, polish=0.4).null()(cases, rng=seeded())
+    for a, b in zip(plain, polished, strict=True):
+        assert torch.equal(a.x, b.x)
+        assert a.evaluations == b.evaluations == 60
+
+
+def test_searches_that_were_given_up_are_not_polished(image_case: Make) -> None:
+    cases = [image_case(i)[0] for i in range(2)]
+    attack = inverting_gradients(steps=300)
+    hopeless = attack.copy_with(stop=replace(attack.search.stop, hopeless=0.0, unexplained=0.0, early=()))
+    for found in hopeless(cases, rng=seeded()):
+        assert found.evaluations == MIN_GIVE_UP_STEPS
+
+
+@dataclass
+class DictMemory:
+    """A checkpoint storage in memory that raises KeyboardInterrupt once a state is saved under a key that begins with `until`."""
+
+    until: str
+    states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    every: float = 0.0
+    look: None = None
+
+    def recall(self, key: str) -> dict[str, Tensor] | None:
+        return self.states.get(key)
+
+    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
+        self.states[key] = {name: t.clone() for name, t in state.items()}
+        self.states.pop(drop, None)
+        if self.until and key.startswith(self.until) and len(state["active.history"]) == 2:
+            raise SystemExit
+
+
+def test_killed_polish_resumes_to_bitwise_equal_images(image_case: Make) -> None:
+    cases = [image_case(i)[0] for i in range(2)]
+    attack = inverting_gradients(steps=200)
+    memory = DictMemory("polish ")
+    with pytest.raises(SystemExit):
+        attack(cases, rng=seeded(), memory=memory)
+    resumed = attack(cases, rng=seeded(), memory=replace(memory, until=""))
+    for a, b in zip(attack(cases, rng=seeded()), resumed, strict=True):
+        assert torch.equal(a.x, b.x)
+        assert a.evaluations == b.evaluations
+
+
+def test_progress_never_goes_back(image_case: Make) -> None:
+    seen: list[tuple[int, int]] = []
+    inverting_gradients(steps=100)([image_case()[0]], rng=seeded(), progress=lambda done, total, _: seen.append((done, total)))
+    done = [d for d, _ in seen]
+    assert done == sorted(done)
+    assert len({total for _, total in seen}) == 1
+    assert done[-1] <= seen[0][1]
+
+
+def test_agic_polishes_the_joint_search(image_case: Make) -> None:
+    case, x, _ = image_case()
+    settings = {"steps": 300, "signed": False, "closed_forms": False, "tv": 1e-3}
+    (alone,), (polished,) = (agic(**settings, polish=share)([case], rng=seeded()) for share in (0.0, 0.4))
+    assert mse(polished.x, x) < 0.1 * mse(alone.x, x)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=f"at least 0 and below 1, got {share}"):
+        inverting_gradients(polish=share)
