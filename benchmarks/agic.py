@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from support.agic import beyond, linking, whole_clients
 from support.agic.clients import ResNetFederation
+from support.attacked import PUBLISHED_SEARCH
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
@@ -160,9 +161,10 @@ def make_search(steps: int, beta: float) -> GradientMatching:
 
     steps: maximum number of iterations.
     beta: weight of the last convolution relative to the first, see `weigh_by_depth`; 1 means equal layer weights, as in Inverting
-    Gradients. Other values also enlarge the weights of layers whose gradient has many zeros.
+    Gradients. Other values also enlarge the weights of layers whose gradient has many zeros. The total variation and the signed
+    steps are those of the paper.
     """
-    return agic(steps=steps, beta=beta, relu_modifier=beta != 1).matching
+    return agic(steps=steps, beta=beta, relu_modifier=beta != 1, signed=True, tv=1e-4, **PUBLISHED_SEARCH).matching
 
 
 def _make_client(options: Options, name: str, batch: int, steps: int = 1) -> LocalClient:

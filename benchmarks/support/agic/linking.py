@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from support.agic.clients import ResNetFederation
+from support.attacked import PUBLISHED_SEARCH
 from support.contract import Options, ResultRow, measure_cpu
 from support.splits import Images, load_images
 
@@ -69,7 +70,7 @@ def _describe_rounds(
     batch: number of images per round. compare: what rounds are compared by: "features" (inputs of the last layer) or
     reconstructed "images". pre_steps: iterations of the search that reconstructs these images.
     """
-    describer = Describer(agic().matching, compare, pre_steps, options.device)
+    describer = Describer(agic(signed=True, tv=1e-4, **PUBLISHED_SEARCH).matching, compare, pre_steps, options.device)
     federation = ResNetFederation(options, found.data)
     described, spent = [], 0.0
     for number, rows in enumerate(_draw_order(options, len(found), batch), start=1):

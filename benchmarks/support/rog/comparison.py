@@ -313,7 +313,9 @@ def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatc
     adds for known noise has the weight of a MAP estimate: with half of it, its default, its LPIPS behind QSGD was higher on
     tuning images.
     """
-    baseline = inverting_gradients(steps=scale.steps_of_ig, tv=column.tv, continuation=1.0, give_up=0.0, surrogate=True)
+    baseline = inverting_gradients(
+        steps=scale.steps_of_ig, tv=column.tv, continuation=1.0, polish=0.0, give_up=0.0, surrogate=True
+    )
     return {
         "ROG": rog(steps=scale.steps),
         "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
