@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
+from attacker.scoring.states import FINISHED_STATES, STATES, CaseState
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import open_file, parse_json
 
@@ -136,7 +136,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
 
 
 def _get_attack_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key that is equal in rows of an attack and of its null; settings that old versions did not write are None."""
+    """Return a key that is equal in rows of an attack and of its null."""
     settings = (row.get(name) for name in ("seed", "knows_defense", "network_code", "attack_code"))
     return str(row.get("spec")).removesuffix(" without gradient"), *map(str, settings)
 
@@ -156,11 +156,13 @@ def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Seq
 
 def _parse_score(row: Mapping[str, Any]) -> ShownScore:
     rounds = tuple(_parse_count(number) for number in row["rounds"])
-    pair, constant = row["pair"], row.get("constant")
+    pair, constant, state = row["pair"], row.get("constant"), row["state"]
+    if state not in STATES:
+        raise ValueError(state)
     instead = constant.get("psnr") if row["failure"] is not None and isinstance(constant, dict) else None
     return ShownScore(
         case=str(row["case"]),
-        state=find_state(row),
+        state=state,
         rounds=rounds,
         client=str(row["client"]),
         batch=_parse_count(row["batch"]),

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from federations import federate
@@ -12,7 +11,6 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.states import CaseState, count_cases, find_state
 from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.files import write_json
 
@@ -92,23 +90,6 @@ def test_effort_of_a_case_counts_once() -> None:
     ]
     (summary,) = summarise(rows)
     assert (summary.iterations, summary.seconds, summary.routes) == (20, 6.0, {"optimisation": 3})
-
-
-@pytest.mark.parametrize(
-    ("row", "state"),
-    [
-        ({"failure": None, "interrupted": False}, "done"),
-        ({"failure": None}, "done"),
-        ({"failure": "fewer reconstructions than examples"}, "done"),
-        ({"failure": None, "interrupted": True}, "interrupted"),
-        ({"failure": "not attacked yet", "interrupted": None}, "waiting"),
-        ({"failure": "out of memory"}, "failed"),
-        ({"failure": None, "state": "waiting"}, "waiting"),
-    ],
-)
-def test_state_of_rows_of_earlier_versions_follows_from_the_failure(row: dict[str, Any], state: CaseState) -> None:
-    assert find_state(row) == state
-    assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}
 
 
 @pytest.mark.parametrize(

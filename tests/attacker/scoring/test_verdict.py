@@ -56,11 +56,6 @@ def rows(psnr: Sequence[float | None], *, null: bool = False, size: int = 1, **f
     ]
 
 
-def without_state(row: ScoreRow) -> ScoreRow:
-    """Return a row like those of versions in which rows had no state."""
-    return ScoreRow.from_dict({key: value for key, value in row.to_dict().items() if key not in ("state", "version")})
-
-
 def around(centre: float, count: int, seed: int, spread: float = 1.5) -> list[float]:
     return np.random.default_rng(seed).normal(centre, spread, count).tolist()
 
@@ -252,11 +247,12 @@ def test_psnr_is_limited_in_means() -> None:
     assert (summary.psnr.p10, summary.psnr.median) == (10, 10)
 
 
-def test_rows_of_an_earlier_version_are_summarised() -> None:
+def test_rows_without_chances_are_summarised_without_a_verdict() -> None:
+    """A data set that is no larger than a case has no other examples."""
     attack, null = rows([120.0, 10.0]), rows([9.0, 9.5], null=True)
-    (summary,) = summarise(map(without_state, [*attack, *null]))
+    (summary,) = summarise([*attack, *null])
     assert summary.verdict is not None
-    assert "score again" in summary.verdict.reason
+    assert "no other examples" in summary.verdict.reason
     json_of = summary.to_json()
     assert json_of["verdict"]["words"].startswith("no verdict")
     assert json_of["null"]["psnr"]["median"] == pytest.approx(9.25)
