@@ -100,9 +100,9 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    conceded = (*data.list_doubts(), *models.list_concessions(network, training, data))
-    believed = (*training.list_beliefs(), *_list_proximal(strategy, training), *conceded)
-    for sentence in (f"will record in {folder}{where}", *believed):
+    warnings = (*data.list_doubts(), *models.list_warnings(network, training, data))
+    believed = (*training.list_beliefs(), *_list_proximal(strategy, training))
+    for sentence in (f"will record in {folder}{where}", *believed, *warnings):
         log(INFO, "fedleak: %s", sentence)
     messages = SentMessages()
     own: Strategy = messages if is_older(strategy) else _UserStrategy(cast(Strategy, strategy))
