@@ -110,9 +110,11 @@ def test_invalid_facts_in_attack_json_are_refused(attacked: Path, where: str, ke
 
 
 @pytest.mark.parametrize("key", ["round", "attempt"])
-def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str) -> None:
+@pytest.mark.parametrize("value", [-7, None])
+def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str, value: int | None) -> None:
+    """None: the entry is missing."""
     facts = json.loads((attacked / "attack.json").read_text())
-    facts["cases"][0][key] = -7
+    facts["cases"][0] = {name: v for name, v in {**facts["cases"][0], key: value}.items() if name != key or value is not None}
     (attacked / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value -7; replay"):
+    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value {value}; rep"):
         rows_of(attacked)
