@@ -59,7 +59,7 @@ class ShownScore(NamedTuple):
         return self.rounds, self.batch, self.position, self.example
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the attack on the case had finished, with a reconstruction or by failing, when the case was scored."""
         return self.state in FINISHED_STATES
 
@@ -148,7 +148,7 @@ def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Seq
     ignored.
     """
     for key, rows in cases.items():
-        known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.finished}
+        known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.is_finished}
         for i, row in enumerate(rows):
             if row.failure is not None and (psnr := known.get(row.example)) is not None:
                 rows[i] = row._replace(psnr_instead=psnr)
@@ -172,11 +172,11 @@ def _parse_score(row: Mapping[str, Any]) -> ShownScore:
         label=None if row["label_recovered_name"] is None else str(row["label_recovered_name"])[:200],
         success=row["success"] is True,
         label_success=row.get("label_success") is True,
-        psnr=_to_number(row.get("psnr")),
-        psnr_instead=_to_number(instead),
-        ssim=_to_number(row.get("ssim")),
-        lpips=_to_number(row.get("lpips")),
-        confidence=_to_number(row.get("confidence")),
+        psnr=to_number(row.get("psnr")),
+        psnr_instead=to_number(instead),
+        ssim=to_number(row.get("ssim")),
+        lpips=to_number(row.get("lpips")),
+        confidence=to_number(row.get("confidence")),
         failure=None if row["failure"] is None else str(row["failure"])[:2000],
         pair=pair if isinstance(pair, str) and pair.startswith("pairs/") else None,
     )
@@ -188,7 +188,8 @@ def _parse_count(value: Any) -> int:
     return value
 
 
-def _to_number(value: Any) -> float | None:
+def to_number(value: Any) -> float | None:
+    """Return a finite number as a float; None for any other value, such as a text, True, NaN, or a number that is too large."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
