@@ -92,6 +92,13 @@ class Reconstruction:
     explained: Tensor | None = None
     evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
+    def list_rounds(self) -> list[set[int]]:
+        """Return for each example the set of rounds in which it fills a slot; empty if it fills none."""
+        rounds: list[set[int]] = [set() for _ in range(len(self.x))]
+        for slot in self.slots:
+            rounds[slot.example].add(slot.round)
+        return rounds
+
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
         """Write the reconstruction as one safetensors file, atomically.
 
@@ -147,12 +154,11 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
 def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     """Return the metadata of a file of `examples` examples as arguments of a `Reconstruction`.
 
-    The entries `interrupted`, `oracles`, `notes` and `evidence` may be missing, as in old files. Raises KeyError if another entry
-    is missing, and ValueError or TypeError if a value has the wrong type, or if slots or evidence do not fit the number of
-    examples.
+    Raises KeyError if an entry is missing, and ValueError or TypeError if a value has the wrong type, or if slots or evidence do
+    not fit the number of examples.
     """
     for key, kind in METADATA_TYPES.items():
-        value = facts[key] if key != "interrupted" else facts.get(key, False)
+        value = facts[key]
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{key} must be of type {kind.__name__}, got {shorten(value)}")
     slots = tuple(Slot(*slot) for slot in facts["slots"])
@@ -163,8 +169,8 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
                 f"in {shorten(slot)}, client must be a text, and round, batch, position and example whole numbers from 0 to "
                 "2**53 - 1"
             )
-    texts = {key: tuple(map(str, facts.get(key, ()))) for key in ("oracles", "notes")}
-    evidence = {str(name): tuple(map(float, values)) for name, values in facts.get("evidence", {}).items()}
+    texts = {key: tuple(map(str, facts[key])) for key in ("oracles", "notes")}
+    evidence = {str(name): tuple(map(float, values)) for name, values in facts["evidence"].items()}
     if beyond := [slot.example for slot in slots if slot.example >= examples]:
         raise ValueError(
             f"the list of slots, which says where each example occurred, names example {beyond[0]}, but the file has only "
@@ -174,7 +180,7 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
         raise ValueError(
             f"evidence {shorten(wrong[0])} has {len(evidence[wrong[0]])} values instead of one for each of {examples} examples"
         )
-    return {**{key: facts[key] for key in METADATA_TYPES if key in facts}, **texts, "slots": slots, "evidence": evidence}
+    return {**{key: facts[key] for key in METADATA_TYPES}, **texts, "slots": slots, "evidence": evidence}
 
 
 def list_slots(round: int, client: str, batch_sizes: Sequence[int], examples: int | None = None) -> tuple[Slot, ...]:

@@ -62,7 +62,7 @@ def check_noise(observations: Sequence[Observation], signature: Signature | None
     ]
     tails = [_compute_tails(observation, values) for observation, values in zip(observations, scaled, strict=True)]
     pairs = list(combinations(range(min(len(observations), MAX_PAIRED)), 2))
-    alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _correlate(tails[i], tails[k])]
+    alike = [(i, k) for i, k in pairs if _differ_too_little(scaled[i], scaled[k]) or _share_noise(tails[i], tails[k])]
     missing, quiet = _find_missing(scaled) or _find_small_tails(tails), _find_quiet(scaled)
     if alike and not missing and (not quiet or len(alike) >= MIN_REUSED_SHARE * len(pairs)):
         i, k = alike[0]
@@ -151,7 +151,7 @@ def _differ_too_little(first: Tensors, other: Tensors) -> bool:
     return False
 
 
-def _correlate(first: Tensors, other: Tensors) -> bool:
+def _share_noise(first: Tensors, other: Tensors) -> bool:
     """Return whether two updates share noise: whether their residuals in some weight are correlated more than chance explains.
 
     first, other: what `_compute_tails` returns for the two updates.

@@ -57,8 +57,7 @@ DEMO_FEDERATIONS: dict[str, DemoFederation] = {
     ),
     "compressed": DemoFederation(
         shows="Only the largest tenth of each update is sent: this protects against an attack that ignores it, not against one "
-        "that "
-        "models it.",
+        "that models it.",
         overrides={"defense": "top_k(0.1)"},
     ),
     "batches": DemoFederation(

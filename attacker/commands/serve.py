@@ -51,8 +51,7 @@ def serve(
         typer.Option(
             "--token/--no-token",
             help="Whether requests need the token, which is part of the printed link. Without a token every user and every "
-            "program "
-            "on this machine can see all results (with --truth own: the private originals) and start jobs.",
+            "program on this machine can see all results (with --truth own: the private originals) and start jobs.",
         ),
     ] = True,
     token_file: Annotated[

@@ -22,8 +22,6 @@ from fedsim.recording.safe_files import open_tensors, parse_json
 CHECKPOINT_SUFFIX = ".checkpoint"
 CHECKPOINT_FORMAT = 4
 """Format version of the stored tensors; increased whenever their meaning changes."""
-READABLE_FORMATS = (3, 4)
-"""Format versions that can be resumed. Checkpoints of format 3 lack only the losses of the searches' starts."""
 MAX_BYTES = 16 * 2**30
 """Largest size in bytes of a checkpoint that is read; histories of L-BFGS are many times as large as the images."""
 
@@ -33,7 +31,7 @@ class Origin:
     """The settings under which a checkpoint is written. A replay with other settings does not resume from the checkpoint.
 
     attack: the specification of the attack, as text. device: cpu or cuda. torch, fedleak: versions. form: format version of the
-    file; it may differ, if it is one of `READABLE_FORMATS`.
+    file.
     """
 
     attack: str
@@ -54,14 +52,9 @@ class Origin:
         try:
             theirs = parse_json(other)
             pairs = zip(("attack", "seed", "device", "torch", "fedleak", "form"), theirs, json.loads(self.to_json()), strict=True)
-            different = [(what, them, me) for what, them, me in pairs if them != me]
+            return ", ".join(f"is of {what} {them}, and this is {me}" for what, them, me in pairs if them != me)
         except (ValueError, TypeError):
             return "cannot be read"
-        return ", ".join(
-            f"is of {what} {them}, and this is {me}"
-            for what, them, me in different
-            if what != "form" or them not in READABLE_FORMATS
-        )
 
 
 @dataclass

@@ -16,8 +16,6 @@ from fedsim import models
 SOURCE_FOLDERS = tuple(Path(package.__file__ or "").parent for package in (attacker.attacks, defenses, models))
 """Folders of the packages that decide what an attack answers: attacks, with their calibration, defenses and networks."""
 SOURCE_SUFFIXES = (".py", ".json", ".safetensors", ".toml")
-EARLIER_CODE = "an earlier version"
-"""Name of the code of answers that were written before `attack.json` stated it."""
 
 
 @cache

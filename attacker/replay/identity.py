@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -10,14 +9,9 @@ from typing import Any
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.attacks.arguments import list_files
-from attacker.replay.metadata_reader import MAX_BYTES
 from fedsim import models
 from fedsim.models.source_code import identify_code
-from fedsim.recording import DamagedFile, Recording
-from fedsim.recording.safe_files import read_json
-
-ATTACKS_WITH_NEW_DEFAULTS = frozenset({"inverting_gradients"})
-"""Attacks whose defaults have changed since versions that wrote no identity into `attack.json`."""
+from fedsim.recording import Recording
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +64,12 @@ class Identity:
     def digest(self) -> str:
         """Return a hash of all fields, as 8 hexadecimal digits."""
         everything = [str(self.spec), self.arguments, self.seed, self.oracles, self.recording, self.network, self.attack_code]
-        return _hash_value([*everything, *([self.truth] if self.truth else []), *self.files])
+        values = [*everything, *([self.truth] if self.truth else []), *self.files]
+        return hashlib.sha256(json.dumps(values, default=repr).encode()).hexdigest()[:8]
 
     def make_path(self, out: Path) -> Path:
-        """Return the replay's folder in `out`, the folder of all reconstructions. It need not exist.
-
-        Its name ends with `digest`. If an older version of this project wrote a folder for this replay under another name, that
-        folder is returned, so that the replay is resumed. Such folders are looked for only if the fields `network`,
-        `attack_code`, `truth` and `files` are empty, and without an identity not for `ATTACKS_WITH_NEW_DEFAULTS`.
-        """
-        name = f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}"
-        before = out / f"{name}-{_hash_value([str(self.spec), self.seed, self.oracles, self.recording])}"
-        others = (self.network, self.attack_code, self.truth, self.files)
-        same = {self.digest} | (set() if self.spec.name in ATTACKS_WITH_NEW_DEFAULTS else {""})
-        if not any(others) and _read_identity(before) in same:
-            return before
-        return out / f"{name}-{self.digest}"
+        """Return the replay's folder in `out`, the folder of all reconstructions. It need not exist."""
+        return out / f"{self.spec.name.rpartition(':')[2]}{'-null' if self.spec.null else ''}-{self.digest}"
 
 
 def _hash_file(path: Path) -> str:
@@ -95,22 +79,3 @@ def _hash_file(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError:
         return ""
-
-
-def _hash_value(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, default=repr).encode()).hexdigest()[:8]
-
-
-def _read_identity(folder: Path) -> str | None:
-    """Return the digest of the replay that wrote `folder`, from its `attack.json`.
-
-    It is "" if the file holds no digest or is damaged, and None if there is no such file.
-    """
-    path = folder / "attack.json"
-    if not os.path.lexists(path):
-        return None
-    try:
-        content = read_json(path, limit=MAX_BYTES)
-    except DamagedFile:
-        return ""
-    return str(content.get("identity", "")) if isinstance(content, dict) else ""

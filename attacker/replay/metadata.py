@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attacker.replay.cases import Plan, make_case_entry, make_row_entry
-from attacker.replay.code_version import EARLIER_CODE, identify_version
+from attacker.replay.code_version import identify_version
 from attacker.replay.identity import Identity
 from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.results import get_run_folder, is_done
@@ -59,7 +59,7 @@ def write_metadata(
         listed = {case["key"]: case for case in before.get("cases", [])}
         current, codes = identify_version(), list[str]()
         if any(is_done(path.parent, key) for key in listed):
-            codes = [code for code in before.get("code", [EARLIER_CODE]) if code != current]
+            codes = [code for code in before.get("code", []) if code != current]
         codes.append(current)
         cases = listed | {case["key"]: case for case in entries}
         write_bytes(path, _to_json({**settings, "code": codes}, [cases[key] for key in sorted(cases)]), below=below)

@@ -113,7 +113,7 @@ def _find_wrong_entry(case: Mapping[str, Any]) -> str:
         return "status"
     if not _is_count(case.get("round"), 1):
         return "round"
-    if not _is_count(case.get("attempt", 1), 1):
+    if not _is_count(case.get("attempt"), 1):
         return "attempt"
     if examples is not None and not _is_count(examples):
         return "num_examples"

@@ -15,7 +15,7 @@ from attacker.attacks.learned.perceptual import Lpips
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
-from attacker.scoring.measures import clean_examples, measure
+from attacker.scoring.measures import clean_examples, measure, to_numbers
 from attacker.scoring.semantic import NOT_ASKED, Tagger, tag_pairs
 from attacker.scoring.states import CaseState, read_case
 from fedsim.recording import DataSpec
@@ -71,6 +71,8 @@ def compare_examples(
     measured = dict(zip(matched, measure(reconstruction.x[chosen], truth[matched], spec, lpips), strict=True))
     tags = dict(zip(matched, tag_pairs(tagger, x[chosen], truth[matched]), strict=True))
     nearest = None if gallery is None else gallery.compare(x.clamp(0, 1), truth, assigned, indices)
+    confidence = to_numbers(reconstruction.confidence)
+    explained = None if reconstruction.explained is None else to_numbers(reconstruction.explained)
 
     def make_fields(i: int, candidate: int | None) -> dict[str, Any] | None:
         if candidate is None:
@@ -81,8 +83,8 @@ def compare_examples(
             **({} if nearest is None else nearest[i]),
             "label_recovered": int(reconstruction.y[candidate]),
             "label_success": label_successes[i],
-            "confidence": _to_number(reconstruction.confidence[candidate]),
-            "explained": None if reconstruction.explained is None else _to_number(reconstruction.explained[candidate]),
+            "confidence": confidence[candidate],
+            "explained": None if explained is None else explained[candidate],
         }
 
     return MeasuredReconstruction(
@@ -106,11 +108,6 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
         matched.append(remaining[label] > 0)
         remaining[label] -= count
     return matched
-
-
-def _to_number(value: Tensor) -> float | None:
-    """Convert a scalar tensor to a float; None if it is NaN or infinite."""
-    return float(value) if bool(value.isfinite()) else None
 
 
 def read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:

@@ -37,7 +37,7 @@ def measure(raw: Tensor, truth: Tensor, spec: DataSpec, perceptual: Lpips | str)
     perceptual: the LPIPS model, or the reason why there is none, which then becomes the field `lpips_reason` of images.
     """
     x = clean_examples(raw, spec)
-    fields: Fields = {"mse": _to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": _to_numbers(mse(raw, truth))}
+    fields: Fields = {"mse": to_numbers(mse(x.clamp(0, 1), truth)), "mse_raw": to_numbers(mse(raw, truth))}
     if spec.is_image:
         fields |= {"success": is_recovered(x, truth, spec).tolist(), **_measure_images(x, truth, perceptual)}
     else:
@@ -75,16 +75,16 @@ def _measure_images(x: Tensor, truth: Tensor, perceptual: Lpips | str) -> Fields
     These are PSNR, two kinds of SSIM, LPIPS with its backbone or the reason why it is missing, and flatness. Measures that are
     not defined for images of this size or number of channels are left out. x: after `clean_examples`.
     """
-    fields: Fields = {"psnr": _to_numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
+    fields: Fields = {"psnr": to_numbers(psnr(x, truth)), "flat": is_flat(truth).tolist()}
     if min(truth.shape[-2:]) >= 11:
-        fields["ssim"] = _to_numbers(ssim(x, truth))
+        fields["ssim"] = to_numbers(ssim(x, truth))
     if truth.shape[1] in (1, 3):
-        fields["ssim_global"] = _to_numbers(ssim_global(x, truth))
+        fields["ssim_global"] = to_numbers(ssim_global(x, truth))
     reason = perceptual if isinstance(perceptual, str) else explain_missing(perceptual.net, tuple(truth.shape[1:]))
     if isinstance(perceptual, str) or reason:
         return {**fields, "lpips_reason": [reason] * len(truth)}
     nets, reasons = [perceptual.net] * len(truth), [None] * len(truth)
-    return {**fields, "lpips": _to_numbers(perceptual(x, truth)), "lpips_net": nets, "lpips_reason": reasons}
+    return {**fields, "lpips": to_numbers(perceptual(x, truth)), "lpips_net": nets, "lpips_reason": reasons}
 
 
 def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
@@ -95,14 +95,14 @@ def _measure_rows(x: Tensor, truth: Tensor, spec: DataSpec) -> Fields:
     """
     errors, right = measure_continuous_error(x, truth, spec.columns), measure_categorical_share(x, truth, spec.columns)
     return {
-        "continuous_error": _to_numbers(errors),
-        "categorical_right": _to_numbers(right),
+        "continuous_error": to_numbers(errors),
+        "categorical_right": to_numbers(right),
         "exact_match": (~(errors > EXACT_TOLERANCE) & ~(right < 1)).tolist(),
         "success": is_recovered(x, truth, spec).tolist(),
         "lpips_reason": ["not an image"] * len(truth),
     }
 
 
-def _to_numbers(values: Tensor) -> list[float | None]:
+def to_numbers(values: Tensor) -> list[float | None]:
     """Convert to floats, with None for infinite values and NaN, which JSON cannot represent."""
     return [float(value) if bool(value.isfinite()) else None for value in values]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
+from attacker.scoring.states import FINISHED_STATES, CaseState
 from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, read_json_lines, to_json_lines, write_bytes
 from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_CHANCE = 0.01
 """Largest `chance` of an identified reconstruction, see `ScoreRow.identified`: about 1 % of reconstructions by nulls pass it."""
 FORMAT_VERSION = 1
-"""Format version of a row. Rows without a version come from older programs and are read as version 0."""
+"""Format version of a row; increased whenever the meaning of a field changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +192,16 @@ class ScoreRow:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ScoreRow":
-        """Build a row from the output of `to_dict`, also of an older version of this program. Unknown keys are ignored.
+        """Build a row from the output of `to_dict`. Unknown keys are ignored.
 
-        Raises ValueError, naming the field, if a value is missing or has the wrong type. Also raises ValueError if the entry
-        `version` is above `FORMAT_VERSION`, so that the row comes from a newer program.
+        Raises ValueError, naming the field, if a value is missing or has the wrong type, or if there is an entry `version` other
+        than `FORMAT_VERSION`.
         """
-        version = values.get("version", 0)
-        if type(version) is not int or version > FORMAT_VERSION:
-            raise ValueError(
-                f"score row has version {version!r}, and this program reads up to {FORMAT_VERSION}; install a newer program"
-            )
+        version = values.get("version", FORMAT_VERSION)
+        if version != FORMAT_VERSION or type(version) is not int:
+            raise ValueError(f"score row has version {version!r}, and this program reads version {FORMAT_VERSION}")
         try:
-            return _get_adapter().validate_python({**values, "state": find_state(values)})
+            return _get_adapter().validate_python(dict(values))
         except ValidationError as error:
             problem = error.errors()[0]
             field = ".".join(map(str, problem["loc"]))

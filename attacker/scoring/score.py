@@ -21,7 +21,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.environment import describe_environment
 from attacker.replay.metadata_reader import read_metadata
 from attacker.scoring import semantic
-from attacker.scoring.comparison import compare_examples, compare_with_other, pair_clients, read_answer
+from attacker.scoring.comparison import MeasuredReconstruction, compare_examples, compare_with_other, pair_clients, read_answer
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.growth import CaseGrowth, write_growth
 from attacker.scoring.measures import make_empty_measures, measure
@@ -31,7 +31,7 @@ from attacker.scoring.states import REASON_UNMATCHED, CaseState
 from attacker.scoring.superseded_cases import find_superseded
 from attacker.scoring.threat import classify_threat, list_concessions
 from attacker.scoring.truth.bounds import CaseBounds
-from attacker.scoring.truth.originals import list_claimed_rounds, list_uses, make_link_fields
+from attacker.scoring.truth.originals import Original, list_uses, make_link_fields
 from attacker.scoring.truth.recorded_updates import UpdateCheck, explain_unmatched
 from attacker.scoring.truth.run_truth import NoTruth, RunTruth
 from fedsim.recording import DataSpec, Recording, find_recording
@@ -176,8 +176,7 @@ class Scorer:
                 continue
             recovered = 0
             if reconstruction is not None:
-                room, no_lpips = self.truth.count_places(observed, _read_epochs(metadata)), "not measured here"
-                counts = [room[example.index] for example in examples]
+                counts, no_lpips = self.truth.count_places(observed, examples, _read_epochs(metadata)), "not measured here"
                 measured = compare_examples(reconstruction, truth, labels.tolist(), self.data.spec, lpips=no_lpips, counts=counts)
                 recovered = sum(fields is not None and fields["success"] is True for fields in measured.fields)
             rounds = tuple(sorted(observation.round for observation in observed))
@@ -194,34 +193,33 @@ class Scorer:
         """
         observed = list_uses(case)
         examples, truth, labels = self.truth.read_originals(observed)
-        mismatch = self.check.explain_mismatch(observed)
-        bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not metadata["null"] else {}
+        counts = self.truth.count_places(observed, examples, _read_epochs(metadata))
         reconstruction, state, reason = read_answer(folder, case["key"], truth)
-        common = {
-            **_make_shared_fields(folder, metadata),
-            **_make_case_fields(case, reconstruction, state),
-            "data": self.data.name,
-            "mismatch": mismatch,
-        }
-        room = self.truth.count_places(observed, _read_epochs(metadata))
-        counts = [room[example.index] for example in examples]
-        places = [
-            {
-                **asdict(example),
-                "label_true": label,
-                "label_true_name": self._name_class(label),
-                "bound_mse": bounds.get(example.index),
-            }
-            for example, label in zip(examples, labels.tolist(), strict=True)
-        ]
         baselines: list[dict[str, Any]] = [{}] * len(examples)
         if state != "waiting":
             constant = self.gallery.repeat_constant(len(truth))
             baselines = compare_with_other(folder, other, truth, labels.tolist(), self.data.spec, counts, constant, self.lpips)
+        common = {
+            **_make_shared_fields(folder, metadata),
+            **_make_case_fields(case, reconstruction, state),
+            "data": self.data.name,
+            "mismatch": self.check.explain_mismatch(observed),
+        }
+        bounds = self.bounds.find(case["key"], observed) if self.bounds is not None and not metadata["null"] else {}
+        known = [
+            {
+                **common,
+                **asdict(example),
+                "label_true": label,
+                "label_true_name": self._name_class(label),
+                "bound_mse": bounds.get(example.index),
+                **baseline,
+            }
+            for example, label, baseline in zip(examples, labels.tolist(), baselines, strict=True)
+        ]
         if reconstruction is None:
-            measures = self._score_missing(truth, state, reason)
-            for example, place, missing, baseline in zip(examples, places, measures, baselines, strict=True):
-                yield ScoreRow(**common, **place, **make_link_fields(example, None), **missing, **baseline)
+            for example, fields, measures in zip(examples, known, self._score_missing(truth, state, reason), strict=True):
+                yield ScoreRow(**fields, **make_link_fields(example, None), **measures)
             return
         measured = compare_examples(
             reconstruction,
@@ -234,24 +232,39 @@ class Scorer:
             tagger=self.tagger,
             indices=[example.index for example in examples],
         )
-        common["surplus"] = measured.surplus
-        claimed_rounds = list_claimed_rounds(measured.reconstruction)
-        for i, (candidate, place) in enumerate(zip(measured.assigned, places, strict=True)):
-            place |= make_link_fields(examples[i], None if candidate is None else claimed_rounds[candidate])
-            fields = measured.fields[i]
+        yield from self._make_measured_rows(examples, truth, known, measured, pairs / case["key"], whole=len(observed) > 1)
+
+    def _make_measured_rows(
+        self,
+        examples: Sequence[Original],
+        truth: Tensor,
+        known: Sequence[dict[str, Any]],
+        measured: MeasuredReconstruction,
+        pair: Path,
+        *,
+        whole: bool,
+    ) -> Iterator[ScoreRow]:
+        """Yield a row for each original of a case that has a reconstruction, and write their pairs.
+
+        examples, truth: the originals, and their values (N, *shape). known: for each original, the fields of its row that do not
+        depend on `measured`. pair: path of the pairs' files, without the suffix that tells the originals apart. whole: whether
+        the case has several observations.
+        """
+        claimed_rounds = measured.reconstruction.list_rounds()
+        for i, (example, candidate, fields) in enumerate(zip(examples, measured.assigned, measured.fields, strict=True)):
+            links = make_link_fields(example, None if candidate is None else claimed_rounds[candidate])
+            common = {**known[i], "surplus": measured.surplus, **links}
             if candidate is None or fields is None:
-                (missing,) = self._score_missing(truth[i : i + 1], state, REASON_UNMATCHED)
-                yield ScoreRow(**common, **place, **missing, **baselines[i])
+                (missing,) = self._score_missing(truth[i : i + 1], common["state"], REASON_UNMATCHED)
+                yield ScoreRow(**common, **missing)
                 continue
-            first = f"{examples[i].rounds[0]}-" if len(observed) > 1 else ""
-            pair = pairs / f"{case['key']}-{first}{place['batch']}-{place['position']}"
+            place = f"{example.rounds[0]}-" if whole else ""
+            path = pair.with_name(f"{pair.name}-{place}{example.batch}-{example.position}")
             yield ScoreRow(
                 **common,
-                **place,
                 **fields,
-                **baselines[i],
                 label_recovered_name=self._name_class(fields["label_recovered"]),
-                pair=self._write_pair(pair, truth[i], measured.x[candidate]),
+                pair=self._write_pair(path, truth[i], measured.x[candidate]),
             )
 
     def _score_missing(self, truth: Tensor, state: CaseState, reason: str) -> list[dict[str, Any]]:

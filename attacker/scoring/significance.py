@@ -15,7 +15,7 @@ from scipy.stats import binom, chi2, hypergeom, norm, t
 
 from attacker.scoring.row_pairs import RowPairs
 from attacker.scoring.rows import ScoreRow
-from attacker.scoring.statistics import Floats, mean
+from attacker.scoring.statistics import compute_errors, mean, sum_clusters
 
 MAX_ENUMERATED_CLUSTERS = 14
 """Largest number of clusters for which the sign-flip test enumerates all signs; with more, signs are drawn at random."""
@@ -54,20 +54,9 @@ def _compute_mean_and_error(values: Sequence[float], groups: Sequence[Hashable])
 
     values: one per example. groups: cluster of each example; the caller must give at least two clusters.
     """
-    sums, sizes = _sum_clusters(values, groups)
-    count, total = len(sums), float(sizes.sum())
-    centre = float(sums.sum()) / total
-    return centre, sqrt(count / (count - 1) * float(((sums - centre * sizes) ** 2).sum())) / total, count
-
-
-def _sum_clusters(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[Floats, Floats]:
-    """Return the sums (K,) and numbers (K,) of the values of K clusters. groups: cluster of each value."""
-    sums: dict[Hashable, float] = defaultdict(float)
-    sizes: dict[Hashable, int] = defaultdict(int)
-    for value, group in zip(values, groups, strict=True):
-        sums[group] += value
-        sizes[group] += 1
-    return np.array(list(sums.values())), np.array([sizes[group] for group in sums], dtype=np.float64)
+    sums, sizes = sum_clusters(values, groups)
+    means, errors = compute_errors(sums, sizes, np.ones((1, len(sums))))
+    return float(means[0]), float(errors[0]), len(sums)
 
 
 def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
@@ -77,7 +66,7 @@ def run_sign_flip_test(values: Sequence[float], groups: Sequence[Hashable]) -> f
     left, all flips are enumerated; if at most `MAX_DRAWN_CLUSTERS`, `SIGN_DRAWS` flips are drawn with a fixed seed; otherwise the
     normal approximation is used. values: attack minus null of each example. groups: cluster of each example.
     """
-    sums, _ = _sum_clusters(values, groups)
+    sums, _ = sum_clusters(values, groups)
     sums = sums[np.abs(sums) > 1e-12]
     if not len(sums):
         return 1.0

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.results import make_failure_path, make_reconstruction_path
@@ -27,24 +27,6 @@ REASON_UNMATCHED = "fewer reconstructions than examples"
 """Reason of failure for an example of a finished case if the attack returned fewer examples than the case has."""
 MAX_REASON_LENGTH = 2000
 """Largest number of characters of a reason that are kept."""
-
-
-def find_state(row: Mapping[str, Any]) -> CaseState:
-    """Return the state of a score row's case, given the row as JSON.
-
-    If the row has no valid state, as in old versions, the state is inferred from two other entries. The state is "interrupted" if
-    the entry `interrupted` is true. If not, it depends on the entry `failure`: "waiting" for `REASON_WAITING`, "done" for None
-    and `REASON_UNMATCHED`, and "failed" for any other reason.
-    """
-    if (stored := row.get("state")) in STATES:
-        state: CaseState = stored
-        return state
-    if row.get("interrupted"):
-        return "interrupted"
-    failure = row.get("failure")
-    if failure == REASON_WAITING:
-        return "waiting"
-    return "done" if failure is None or failure == REASON_UNMATCHED else "failed"
 
 
 def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState, str]:

@@ -140,7 +140,7 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     if not is_interval or spread < 1e-12 * max(1.0, abs(value)):
         low, high = float(array.min()), float(array.max())
     else:
-        error = float(_compute_errors(totals[None], sizes[None], np.ones((1, count)))[1][0])
+        error = float(compute_errors(totals, sizes, np.ones((1, count)))[1][0])
         half = float(t.ppf(0.5 + level / 2, count - 1))
         below, above = (
             _compute_quantiles(totals, sizes, value, error, level) if count <= MAX_BOOTSTRAP_CLUSTERS else (-half, half)
@@ -148,6 +148,12 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
         low, high = value - max(above, half) * error, value - min(below, -half) * error
     p10, middle, p90 = (float(quantile) for quantile in np.quantile(array, [0.1, 0.5, 0.9]))
     return Distribution(value, low, high, len(array), count, is_interval, median=middle, p10=p10, p90=p90)
+
+
+def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[Floats, Floats]:
+    """Return the sums (K,) and numbers (K,) of the values of K clusters. clusters: cluster of each value."""
+    array, sizes, own = _group_values(values, clusters)
+    return np.bincount(own, array, minlength=len(sizes)).astype(np.float64), sizes
 
 
 def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -190,7 +196,7 @@ def _estimate_effective_number(array: Floats, sizes: Floats, clusters: NDArray[n
     return max(float(known) * min(total / (1 + (total / minimum - 1) * correlation), total), minimum)
 
 
-def _compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
+def compute_errors(totals: Floats, sizes: Floats, times: Floats) -> tuple[Floats, Floats]:
     """Return means and cluster-robust standard errors (B,) of B resamples.
 
     totals, sizes: (K,), sum and number of the values of each of K clusters. times: (B, K), how often each resample contains each
@@ -207,10 +213,10 @@ def _compute_quantiles(totals: Floats, sizes: Floats, value: float, error: float
     """Return the lower and upper quantile of (mean* - mean) / error* over resampled clusters (Efron 1981; Hall 1988).
 
     mean* and error* are the mean and the standard error of a resample. error* is taken as at least 0.3 times `error`, since with
-    few clusters some resamples contain nearly only copies of one cluster. totals, sizes: as in `_compute_errors`. value, error:
+    few clusters some resamples contain nearly only copies of one cluster. totals, sizes: as in `compute_errors`. value, error:
     mean and standard error of the sample. The quantiles are at (1 - level) / 2 and (1 + level) / 2.
     """
-    means, errors = _compute_errors(totals[None], sizes[None], _draw_resamples(len(sizes)))
+    means, errors = compute_errors(totals, sizes, _draw_resamples(len(sizes)))
     ratio = (means - value) / np.maximum(errors, 0.3 * error)
     below, above = np.quantile(ratio, [0.5 - level / 2, 0.5 + level / 2])
     return float(below), float(above)

@@ -141,10 +141,7 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
     elif len(pairs.attack) < len(rows):
         outcome, reason = "no verdict", f"the null was run on only {len(pairs.attack)} of {len(rows)} examples"
     elif not _has_chances(pairs) and (not compared or sum(successes.values()) > sum(null_successes.values())):
-        outcome, reason = (
-            "no verdict",
-            "the scores come from an earlier version without the test of single examples; run attacker score again",
-        )
+        outcome, reason = "no verdict", "the data set holds no other examples to compare reconstructions with"
     return Verdict(
         outcome=outcome,
         comparisons=compared,
@@ -158,10 +155,10 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 
 
 def _has_chances(pairs: RowPairs) -> bool:
-    """Return False if the attack's rows are of an earlier version, which did not compute `ScoreRow.chance`, and True otherwise.
+    """Return False if reconstructions have no `ScoreRow.chance`, since the data set is no larger than a case; otherwise True.
 
     `chance` is an upper bound on the probability of a reconstruction this near to its original without information. The result is
-    also True if no row has a reconstruction, since the version cannot be told then.
+    also True if no row has a reconstruction.
     """
     answered = [row for row in pairs.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
@@ -173,9 +170,9 @@ def _has_recovered(pairs: RowPairs, compared: Sequence[Comparison]) -> bool:
     It does if the attack recovers significantly more examples than the null does (the comparison of `success` shows a leak). It
     also does if the attack recovers an example with a smaller error than the null's, and its chance (`correct_chance`) is at most
     `SIGNIFICANCE_LEVEL`, divided by the number of rows with a chance and by the number of comparisons (Bonferroni). The null may
-    recover such an example as well: with little contrast, an image of one colour is near enough. If no row has `chance`, as in
-    earlier versions, the number of examples recovered by the attack minus the number recovered by the null must exceed half the
-    number of compared examples.
+    recover such an example as well: with little contrast, an image of one colour is near enough. If no row has `chance`, because
+    the data set is no larger than a case, the number of examples recovered by the attack minus the number recovered by the null
+    must exceed half the number of compared examples.
     """
     if any(one.leaks and one.score == "success" for one in compared):
         return True

@@ -11,9 +11,9 @@ from fedsim.models.building import (
     identify_network,
     list_buffers,
 )
-from fedsim.models.concessions import adopt_precision, check_loss, list_concessions, list_unsimulated, require_mode
 from fedsim.models.foreign import ModuleSpec, find_client_types
 from fedsim.models.losses import find_loss, predict_classes, predict_probabilities
+from fedsim.models.network_warnings import adopt_precision, check_loss, list_unsimulated, list_warnings, require_mode
 
 __all__ = [
     "MAX_PARAMETERS",
@@ -30,8 +30,8 @@ __all__ = [
     "has_head",
     "identify_network",
     "list_buffers",
-    "list_concessions",
     "list_unsimulated",
+    "list_warnings",
     "predict_classes",
     "predict_probabilities",
     "require_mode",

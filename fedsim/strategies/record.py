@@ -79,12 +79,7 @@ def record(
     folder = Path(out).expanduser().absolute()
     where = "" if Path(out).expanduser().is_absolute() else _explain_relative(out)
     _check_new(folder, where)
-    spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
-    if ":" in spec.name and spec.name not in models.MODELS:
-        models.admit(spec.name)
-    network = models.build(spec, data)
-    training = models.adopt_precision(network, models.require_mode(network, training, data))
-    models.check_loss(network, training, data)
+    spec, network, training = _build_network(model, training, data)
     weights = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     wanted = RecordSelection.parse(rounds, clients)
     chosen = DefenseSpec.parse(defense, learning_rate=training.learning_rate)
@@ -100,9 +95,9 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    conceded = (*data.list_doubts(), *models.list_concessions(network, training, data))
-    believed = (*training.list_beliefs(), *_list_proximal(strategy, training), *conceded)
-    for sentence in (f"will record in {folder}{where}", *believed):
+    warnings = (*data.list_doubts(), *models.list_warnings(network, training, data))
+    believed = (*training.list_beliefs(), *_list_proximal(strategy, training))
+    for sentence in (f"will record in {folder}{where}", *believed, *warnings):
         log(INFO, "fedleak: %s", sentence)
     messages = SentMessages()
     own: Strategy = messages if is_older(strategy) else _UserStrategy(cast(Strategy, strategy))
@@ -132,6 +127,20 @@ def record(
     else:
         vars(strategy).update(configure_train=watched.configure_train, aggregate_train=watched.aggregate_train)
     return strategy
+
+
+def _build_network(model: str | ModelSpec, training: Training, data: DataSpec) -> tuple[ModelSpec, nn.Module, Training]:
+    """Return the specification of the model, its network, and the training settings with the mode and precision of the network.
+
+    Raises ValueError if the network does not suit the training settings or the data.
+    """
+    spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
+    if ":" in spec.name and spec.name not in models.MODELS:
+        models.admit(spec.name)
+    network = models.build(spec, data)
+    training = models.adopt_precision(network, models.require_mode(network, training, data))
+    models.check_loss(network, training, data)
+    return spec, network, training
 
 
 class _UserStrategy(Wrapper):

@@ -1,23 +1,18 @@
 """Tests that files written before the modules moved into packages can still be read, and unfinished work continued.
 
 `before_packages.tar.xz` was written by the commit before "Move modules into packages" (db2aa42), on the digits, with the network
-`mlp(hidden=[8])` and two clients: `plain` (with searches that were killed), `sparse` (`top_k(0.1)`, packed), `summed` (a secure
-sum), `cutoff` (a federation of three rounds that was killed after the second), `served` (a service that was killed while a job
-waited). `expected` holds the results of the same program without interruption.
+`mlp(hidden=[8])` and two clients: `plain`, `sparse` (`top_k(0.1)`, packed), `summed` (a secure sum), `cutoff` (a federation of
+three rounds that was killed after the second), `served` (a service that was killed while a job waited). `expected` holds the
+results of the same program without interruption.
 """
 
-import json
 import tarfile
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from attacker.attacks import AttackSpec
-from attacker.reconstruction import Reconstruction
-from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows
 from attacker.service.http.app import make_components
 from attacker.service.jobs.job import JobSpec
@@ -28,15 +23,6 @@ from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 
 ARCHIVE = Path(__file__).with_name("before_packages.tar.xz")
-SPECS = {
-    "cpl-b925eaaf": AttackSpec(name="cpl", arguments={"steps": 5}),
-    "cpl-c7869a98": AttackSpec(name="cpl", arguments={"steps": 12, "optimiser": "wolfe", "tv": 1e-5}),
-    "agic-ce5aa378": AttackSpec(name="agic", arguments={"steps": 16, "pre_steps": 4}),
-}
-
-
-OTHER_DEFAULTS = AttackSpec(name="inverting_gradients", arguments={"steps": 16, "restarts": 2, "tv": 1e-3})
-"""A killed search in the archive, `inverting_gradients-5b9bd6e2`, whose defaults have changed since."""
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +40,6 @@ def before(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def written_by_this_torch(path: Path) -> int:
-    """Mark a checkpoint as written by this version of PyTorch; return how many entries the history of its search has."""
-    with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
-    origin = json.loads(facts["origin"])
-    assert origin[-1] == 3
-    origin[3] = torch.__version__
-    tensors = load_file(path)
-    save_file(tensors, path, {**facts, "origin": json.dumps(origin)})
-    names = [name for _, name in json.loads(facts["names"])]
-    return len(tensors[str(names.index("active.history"))])
-
-
 @pytest.mark.parametrize("name", ["plain", "sparse", "summed"])
 def test_a_recording_opens_with_the_updates_that_the_old_program_read(unpacked: Path, name: str) -> None:
     recording = Recording(unpacked / name / "recording")
@@ -75,33 +48,6 @@ def test_a_recording_opens_with_the_updates_that_the_old_program_read(unpacked: 
     expected = load_file(unpacked / "expected" / f"{name}.safetensors")
     assert updates.keys() == expected.keys()
     assert all(torch.equal(updates[key], tensor) for key, tensor in expected.items())
-
-
-@pytest.mark.parametrize("folder", SPECS)
-def test_a_killed_search_continues_to_the_result_of_an_uninterrupted_one(before: Path, folder: str) -> None:
-    out = before / "plain" / "reconstructions"
-    (checkpoint,) = (out / folder).glob("*.checkpoint")
-    assert written_by_this_torch(checkpoint) >= 1
-    only = {"rounds": frozenset({2}), "clients": ("4859d8dab3cc",)} if folder == "cpl-b925eaaf" else {}
-    replay = Replay(recording=Recording(before / "plain" / "recording"), spec=SPECS[folder], out=out, chunk=4, **only)
-    replayed = replay.run()
-    assert (replayed.folder.name, replayed.notes, replayed.failed) == (folder, [], {})
-    found = sorted((out / folder).glob("*.safetensors"))
-    assert [path.name for path in found] == sorted(path.name for path in (before / "expected" / folder).glob("*.safetensors"))
-    for path in found:
-        mine, theirs = Reconstruction.read(path), Reconstruction.read(before / "expected" / folder / path.name)
-        assert mine.iterations == theirs.iterations
-        assert torch.equal(mine.y, theirs.y)
-        torch.testing.assert_close(mine.x, theirs.x, atol=1e-3, rtol=0)
-
-
-def test_a_killed_search_with_other_defaults_begins_anew(before: Path) -> None:
-    out = before / "plain" / "reconstructions"
-    kept = {path: path.read_bytes() for path in (out / "inverting_gradients-5b9bd6e2").iterdir()}
-    replayed = Replay(recording=Recording(before / "plain" / "recording"), spec=OTHER_DEFAULTS, out=out, chunk=4).run()
-    assert replayed.folder.name != "inverting_gradients-5b9bd6e2"
-    assert replayed.failed == {}
-    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_a_killed_federation_continues_to_the_weights_of_an_uninterrupted_one(before: Path) -> None:

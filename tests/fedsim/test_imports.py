@@ -67,7 +67,7 @@ def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
         (
             "fedsim.models",
             "MAX_PARAMETERS MODELS ModuleSpec admit adopt_precision build build_layout check_loss find_client_types find_head "
-            "find_loss has_head identify_network list_buffers list_concessions list_unsimulated predict_classes "
+            "find_loss has_head identify_network list_buffers list_warnings list_unsimulated predict_classes "
             "predict_probabilities require_mode",
         ),
         ("attacker.report", "build"),

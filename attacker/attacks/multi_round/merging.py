@@ -10,9 +10,11 @@ from dataclasses import fields, replace
 from itertools import combinations
 from typing import Any
 
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from attacker.attacks.linking.matching import IMPOSSIBLE_COST, pool, squared_distances
+from attacker.attacks.linking.matching import pool, squared_distances
 from attacker.reconstruction import Reconstruction
 
 MAX_SAME_DISTANCE = 0.1
@@ -36,7 +38,7 @@ def merge(found: Reconstruction, missed: Mapping[int, float], *, different: int 
             norm of the observed one.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
-    rounds = _list_rounds(found)
+    rounds = found.list_rounds()
     if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
         return found
     left = [min((missed[number] for number in numbers), default=1.0) for numbers in rounds]
@@ -67,40 +69,26 @@ def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
     return selected
 
 
-def _list_rounds(found: Reconstruction) -> list[set[int]]:
-    """Return for each candidate the set of rounds in which it is assigned to a batch position (a slot)."""
-    rounds: list[set[int]] = [set() for _ in range(len(found.x))]
-    for slot in found.slots:
-        rounds[slot.example].add(slot.round)
-    return rounds
-
-
 def group_candidates(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:
     """Divide candidates x (N, *shape) with labels y (N,) into groups of the same example; return lists of their indices.
 
     This is agglomerative clustering with average linkage of squared distances, between images averaged over squares of 2 pixels.
-    The two nearest groups are joined as long as the mean squared distance of their members is below `same` times the median
+    The two nearest groups are joined as long as the mean squared distance of their members is at most `same` times the median
     squared distance of candidates that cannot be the same, because they are of the same round or have different labels.
-    Candidates that cannot be the same are never joined. If there are none, there is no scale to compare with, and no candidates
-    are joined.
+    Candidates that cannot be the same are never joined. If there are none, or their median distance is 0, there is no scale to
+    compare with, and no candidates are joined.
     rounds: for each candidate, the rounds in which it is assigned to a slot (a position in a batch).
     """
     cost = squared_distances(*(pool(x.clamp(0, 1).nan_to_num()),) * 2)
     apart = y[:, None] != y[None]
     for i, j in combinations(range(len(x)), 2):
         apart[i, j] = apart[j, i] = bool(apart[i, j]) or bool(rounds[i] & rounds[j])
-    groups = [[i] for i in range(len(x))]
-    if not bool(apart.any()):
-        return groups
-    limit = same * float(cost[apart].median())
-    mean = cost.masked_fill(apart, IMPOSSIBLE_COST).fill_diagonal_(IMPOSSIBLE_COST)
-    while len(groups) > 1 and float(mean.min()) < limit:
-        a, b = sorted(divmod(int(mean.argmin()), len(groups)))
-        sizes = len(groups[a]), len(groups[b])
-        joined = (sizes[0] * mean[a] + sizes[1] * mean[b]) / sum(sizes)  # IMPOSSIBLE_COST (infinity) persists
-        mean[a], mean[:, a] = joined, joined
-        mean[a, a] = IMPOSSIBLE_COST
-        kept = [i for i in range(len(groups)) if i != b]
-        groups[a] += groups[b]
-        groups, mean = [groups[i] for i in kept], mean[kept][:, kept]
-    return groups
+    limit = same * float(cost[apart].median()) if bool(apart.any()) else 0.0
+    if limit == 0:
+        return [[i] for i in range(len(x))]
+    never = 2 * limit * len(x) ** 2  # so large that a mean over pairs of which one has this cost is above the limit
+    steps = linkage(squareform(cost.masked_fill(apart, never).fill_diagonal_(0).numpy(), checks=False), "average")
+    groups: dict[int, list[int]] = {}
+    for i, group in enumerate(fcluster(steps, limit, "distance").tolist()):
+        groups.setdefault(group, []).append(i)
+    return list(groups.values())

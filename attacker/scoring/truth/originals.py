@@ -4,11 +4,10 @@ A case is the observations that are attacked together: one round of a client, or
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from attacker.reconstruction import Reconstruction
 from attacker.scoring.measures import MeasuredRow
 from fedsim.truth import RoundUsage
 
@@ -77,25 +76,13 @@ def count_places(used: Iterable[RoundUsage], epochs: int = 1) -> Counter[int]:
     return places
 
 
-def list_claimed_rounds(found: Reconstruction) -> list[tuple[int, ...]]:
-    """Return a list with one tuple per reconstructed example: the rounds that the attack claims for it, ascending.
-
-    The tuple is empty if the attack assigns the example to no place in the recording.
-    """
-    rounds: list[set[int]] = [set() for _ in range(len(found.x))]
-    for slot in found.slots:
-        if 0 <= slot.example < len(rounds):
-            rounds[slot.example].add(slot.round)
-    return [tuple(sorted(places)) for places in rounds]
-
-
-def make_link_fields(original: Original, rounds: Sequence[int] | None) -> MeasuredRow:
+def make_link_fields(original: Original, rounds: Set[int] | None) -> MeasuredRow:
     """Return two fields of a score row on links between rounds: `rounds_claimed` and `link_correct`.
 
-    original: the true example. rounds: the rounds that the attack claims for its reconstruction, returned as `rounds_claimed`;
-    None without a reconstruction. `link_correct` is whether all claimed rounds used the example, or None unless at least two
-    rounds are claimed.
+    original: the true example. rounds: the rounds that the attack claims for its reconstruction, returned as `rounds_claimed` in
+    ascending order; None without a reconstruction. `link_correct` is whether all claimed rounds used the example, or None unless
+    at least two rounds are claimed.
     """
     linked = rounds is not None and len(rounds) > 1
-    right = set(rounds or ()) <= set(original.rounds)
-    return {"rounds_claimed": None if rounds is None else tuple(rounds), "link_correct": right if linked else None}
+    right = (rounds or set()) <= set(original.rounds)
+    return {"rounds_claimed": None if rounds is None else tuple(sorted(rounds)), "link_correct": right if linked else None}

@@ -1,6 +1,5 @@
 """Truth of a run: which examples of the data set its clients used in which round, from one folder of truth or several."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,15 +35,15 @@ class RunTruth:
         )
         return examples, *self.data.train[[example.index for example in examples]]
 
-    def count_places(self, observed: Sequence[CaseObservation], epochs: int) -> Counter[int]:
-        """Return a Counter from the data set index of each example of a case to how many reconstructions it may have.
+    def count_places(self, observed: Sequence[CaseObservation], examples: Sequence[Original], epochs: int) -> list[int]:
+        """Return, for each of the `examples` of a case, how many of the case's reconstructions may be assigned to it.
 
         The number is 1 unless a round used the example more than once per epoch, see `count_places`. observed: the observations
         of the case. epochs: number of epochs per round.
         """
-        return count_places(
-            (self.read_used(observation.round, observation.attempt, *observation.clients) for observation in observed), epochs
-        )
+        used = (self.read_used(observation.round, observation.attempt, *observation.clients) for observation in observed)
+        places = count_places(used, epochs)
+        return [places[example.index] for example in examples]
 
     def read_used(self, round: int, attempt: int, *clients: str) -> RoundUsage:
         """Return the indices of the examples that clients used in a round, step by step, client after client.

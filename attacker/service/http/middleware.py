@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from attacker.service.authorisation import SECURITY_HEADERS, is_loopback_name, is_own, parse_hostname
@@ -262,9 +263,9 @@ class _SecuredSender:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
-            given = {name.decode("latin-1").lower() for name, _ in message["headers"]}
-            more = [(name, value) for name, value in SECURITY_HEADERS.items() if name.lower() not in given]
-            message["headers"] = [*message["headers"], *((name.encode(), value.encode()) for name, value in more)]
+            headers = MutableHeaders(scope=message)
+            for name, value in SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
         elif message.get("more_body") and not self.admitted():
             raise LoggedOut
         await _wait_in_time(self._send(message), self._patience)

@@ -86,7 +86,7 @@ def _compute_leak(source: Source, number: int, keys: Sequence[str], scores: Mapp
         spec=source.spec,
         null=source.null,
         round=number,
-        examples=sum(row.finished for row in rows) or sum(answer.examples for answer in answers),
+        examples=sum(row.is_finished for row in rows) or sum(answer.examples for answer in answers),
         success=average_success(rows),
         psnr=average_psnr(rows),
         confidence=_average_confidence(source, keys),

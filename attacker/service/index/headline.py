@@ -38,7 +38,7 @@ def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore
         for key, case_rows in scores.items()
         if key in source.cases
         for n, row in enumerate(case_rows)
-        if row.finished
+        if row.is_finished
     ]
     if not rows:
         surest = sorted(source.answers.items(), key=lambda item: (-(item[1].confidence or 0.0), item[0]))
@@ -74,7 +74,7 @@ def make_headline(
     top = find_strongest_source(sources, verdicts) if verdicts.strongest else None
     mine = [row for case_rows in scores.get(top.name, {}).values() for row in case_rows] if top else []
     null = find_null(top, sources) if top else None
-    counted = {row.case for row in mine if row.finished}
+    counted = {row.case for row in mine if row.is_finished}
     null_rows = (
         [row for key, case_rows in scores.get(null.name, {}).items() if key in counted for row in case_rows] if null else []
     )

@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.scoring.states import FINISHED_STATES, CaseState, find_state
+from attacker.scoring.states import FINISHED_STATES, STATES, CaseState
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import open_file, parse_json
 
@@ -59,7 +59,7 @@ class ShownScore(NamedTuple):
         return self.rounds, self.batch, self.position, self.example
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the attack on the case had finished, with a reconstruction or by failing, when the case was scored."""
         return self.state in FINISHED_STATES
 
@@ -136,7 +136,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
 
 
 def _get_attack_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key that is equal in rows of an attack and of its null; settings that old versions did not write are None."""
+    """Return a key that is equal in rows of an attack and of its null."""
     settings = (row.get(name) for name in ("seed", "knows_defense", "network_code", "attack_code"))
     return str(row.get("spec")).removesuffix(" without gradient"), *map(str, settings)
 
@@ -148,7 +148,7 @@ def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Seq
     ignored.
     """
     for key, rows in cases.items():
-        known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.finished}
+        known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.is_finished}
         for i, row in enumerate(rows):
             if row.failure is not None and (psnr := known.get(row.example)) is not None:
                 rows[i] = row._replace(psnr_instead=psnr)
@@ -156,11 +156,13 @@ def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Seq
 
 def _parse_score(row: Mapping[str, Any]) -> ShownScore:
     rounds = tuple(_parse_count(number) for number in row["rounds"])
-    pair, constant = row["pair"], row.get("constant")
+    pair, constant, state = row["pair"], row.get("constant"), row["state"]
+    if state not in STATES:
+        raise ValueError(state)
     instead = constant.get("psnr") if row["failure"] is not None and isinstance(constant, dict) else None
     return ShownScore(
         case=str(row["case"]),
-        state=find_state(row),
+        state=state,
         rounds=rounds,
         client=str(row["client"]),
         batch=_parse_count(row["batch"]),
@@ -170,11 +172,11 @@ def _parse_score(row: Mapping[str, Any]) -> ShownScore:
         label=None if row["label_recovered_name"] is None else str(row["label_recovered_name"])[:200],
         success=row["success"] is True,
         label_success=row.get("label_success") is True,
-        psnr=_to_number(row.get("psnr")),
-        psnr_instead=_to_number(instead),
-        ssim=_to_number(row.get("ssim")),
-        lpips=_to_number(row.get("lpips")),
-        confidence=_to_number(row.get("confidence")),
+        psnr=to_number(row.get("psnr")),
+        psnr_instead=to_number(instead),
+        ssim=to_number(row.get("ssim")),
+        lpips=to_number(row.get("lpips")),
+        confidence=to_number(row.get("confidence")),
         failure=None if row["failure"] is None else str(row["failure"])[:2000],
         pair=pair if isinstance(pair, str) and pair.startswith("pairs/") else None,
     )
@@ -186,7 +188,8 @@ def _parse_count(value: Any) -> int:
     return value
 
 
-def _to_number(value: Any) -> float | None:
+def to_number(value: Any) -> float | None:
+    """Return a finite number as a float; None for any other value, such as a text, True, NaN, or a number that is too large."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:

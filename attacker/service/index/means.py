@@ -17,7 +17,7 @@ def average_success(scores: Sequence[ShownScore]) -> float | None:
 
     An example that was attacked several times counts with its mean.
     """
-    return _average_by_example((row.example, float(row.success)) for row in scores if row.finished)
+    return _average_by_example((row.example, float(row.success)) for row in scores if row.is_finished)
 
 
 def average_labels(scores: Sequence[ShownScore]) -> float | None:
@@ -25,7 +25,7 @@ def average_labels(scores: Sequence[ShownScore]) -> float | None:
 
     An example that was attacked several times counts with its mean.
     """
-    return _average_by_example((row.example, float(row.label_success)) for row in scores if row.finished)
+    return _average_by_example((row.example, float(row.label_success)) for row in scores if row.is_finished)
 
 
 def average_psnr(scores: Sequence[ShownScore]) -> float | None:
@@ -34,13 +34,13 @@ def average_psnr(scores: Sequence[ShownScore]) -> float | None:
     Each single PSNR is limited to `PSNR_OF_8_BITS`. An example that was attacked several times then counts with its mean. An
     example without a reconstruction counts with `ShownScore.counted_psnr`.
     """
-    known = ((row.example, row.counted_psnr) for row in scores if row.finished and row.counted_psnr is not None)
+    known = ((row.example, row.counted_psnr) for row in scores if row.is_finished and row.counted_psnr is not None)
     return _average_by_example((example, min(value, PSNR_OF_8_BITS)) for example, value in known)
 
 
 def count_finished(scores: Sequence[ShownScore]) -> int:
     """Return the number of distinct examples in finished cases, over which `average_success` is a share."""
-    return len({row.example for row in scores if row.finished})
+    return len({row.example for row in scores if row.is_finished})
 
 
 def _average_by_example(values: Iterable[tuple[int, float]]) -> float | None:

@@ -4,7 +4,7 @@ A page shows the summaries of thousands of files, and one image at a time.
 """
 
 from collections.abc import Mapping
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attacker.service.index.json_lines import to_number
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import open_tensors, parse_json, read_bytes, shorten
 
@@ -84,7 +85,7 @@ def read_whole(run: Path, name: str) -> WholeReconstruction:
         return WholeReconstruction(
             answer=_summarise_answer(file, facts),
             labels=tuple(int(label) for label in labels.tolist()),
-            confidence=tuple(_to_finite(value) for value in _read_values(file, "confidence").tolist()),
+            confidence=tuple(to_number(value) for value in _read_values(file, "confidence").tolist()),
             places=places,
             rounds={example: tuple(sorted(numbers)) for example, numbers in rounds.items()},
             losses=thin_curve(_read_values(file, "loss")),
@@ -135,13 +136,13 @@ def thin_curve(losses: NDArray[np.float64]) -> tuple[tuple[int, float], ...]:
 def _summarise_answer(file: Any, facts: Mapping[str, Any]) -> ReconstructionSummary:
     losses, confidence = _read_values(file, "loss"), _read_values(file, "confidence")
     known = confidence[np.isfinite(confidence)]
-    seconds, iterations = facts.get("seconds"), facts.get("iterations")
+    iterations = facts.get("iterations")
     return ReconstructionSummary(
         examples=len(confidence),
         route=str(facts.get("route", ""))[:200],
         iterations=iterations if type(iterations) is int and 0 <= iterations < 2**53 else None,
-        seconds=_to_finite(seconds) if isinstance(seconds, int | float) else None,
-        loss=_to_finite(losses[-1]) if len(losses) else None,
+        seconds=to_number(facts.get("seconds")),
+        loss=to_number(losses[-1]) if len(losses) else None,
         confidence=float(known.mean().clip(0, 1)) if len(known) else None,
         interrupted=bool(facts.get("interrupted", False)),
     )
@@ -200,14 +201,6 @@ def _get_list(facts: Mapping[str, Any], key: str) -> list[Any]:
 
 def _parse_texts(facts: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(str(text)[:1000] for text in _get_list(facts, key)[:100])
-
-
-def _to_finite(value: float) -> float | None:
-    try:
-        number = float(value)
-    except OverflowError:  # JSON has whole numbers of any length
-        return None
-    return number if isfinite(number) else None
 
 
 def read_failure(run: Path, name: str) -> str:

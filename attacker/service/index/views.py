@@ -87,7 +87,7 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     for source in sources:
         own, attack = scores.get(source.name, {}), nulls.get(source.name)
         whose = scores.get(attack.name, {}) if attack is not None else {}
-        counted = {key for key, rows in (whose or own).items() if any(row.finished for row in rows)}
+        counted = {key for key, rows in (whose or own).items() if any(row.is_finished for row in rows)}
         results.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
     return results
 
@@ -117,7 +117,7 @@ def _describe_attack(
         failed=states["failed"],
         interrupted=states["interrupted"],
         waiting=states["waiting"] + states["running"],
-        scored=sum(any(row.finished for row in scores.get(key, ())) for key in source.cases),
+        scored=sum(any(row.is_finished for row in scores.get(key, ())) for key in source.cases),
         examples=count_finished(rows),
         success=average_success(rows),
         labels=None if "labels" in source.oracles else average_labels(rows),

@@ -12,13 +12,13 @@ from fedsim.recording import DataSpec, Observation, Training
 
 
 class ResNetFederation:
-    """A federation of one client, which makes one step per round with `learning_rate`. Its weights are the global ones.
+    """A federation of one client, which makes one step per round. Its weights are the global ones.
 
     name: of the network, which has random weights at first; by default ResNet20-4, a ResNet-20 of four times the width.
     """
 
-    def __init__(self, options: Options, data: DataSpec, *, learning_rate: float = 1e-4, name: str = "resnet20_4") -> None:
-        training = Training(learning_rate=learning_rate, batch_size=1, steps=1)
+    def __init__(self, options: Options, data: DataSpec, *, name: str = "resnet20_4") -> None:
+        training = Training(learning_rate=1e-4, batch_size=1, steps=1)
         self.client = replace(make_client(name, data, seed=options.seed), training=training)
 
     def observe_client(self, found: Images, rows: Sequence[int], *, round: int) -> Observation:

@@ -29,6 +29,8 @@ from defenses.privacy.sensitivity import find_noise
 from fedsim.recording import Training
 
 LEARNING_RATE = 0.01
+CLIENTS = 2
+"""Number of clients of each row of `make_accumulated_rows`."""
 STEPS = 8
 """Iterations of the search, of up to 20 evaluations each; equal in all rows."""
 FEEDBACK_ROWS = (
@@ -57,31 +59,30 @@ def make_lenet_client(images: Images, seed: int, batch: int = 1, learning_rate: 
     return replace(make_client("lenet_cpl", images.data, seed=seed), training=training)
 
 
-def make_accumulated_rows(
-    options: Options, defenses: Sequence[tuple[str, Sequence[int]]], *, clients: int = 2
-) -> list[ResultRow]:
+def make_accumulated_rows(options: Options, defenses: Sequence[tuple[str, Sequence[int]]]) -> list[ResultRow]:
     """Return a row for each defense and number of rounds: PSNR of the attack `accumulate` and of its null, means over clients.
 
     defenses: pairs of a defense and the numbers of rounds to attack, from the first on; with --quick, every second number, at
-    most 3. clients: number of clients, each with an image of its own.
-    Clients are attacked in `options.workers` processes, those with the most rounds first. Progress is printed to stderr.
+    most 3.
+    There are `CLIENTS` clients, each with an image of its own. They are attacked in `options.workers` processes, those with the
+    most rounds first. Progress is printed to stderr.
     """
     choices = [
         (defense, min(count, 3) if options.quick else count)
         for defense, counts in defenses
         for count in (counts[::2] if options.quick else counts)
     ]
-    tasks = [(defense, count, client) for defense, count in choices for client in range(clients)]
+    tasks = [(defense, count, client) for defense, count in choices for client in range(CLIENTS)]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=prepare_worker) as pool:
         order = sorted(tasks, key=lambda task: -task[1])
-        futures = {task: pool.submit(attack_client, options, *task, clients=clients) for task in order}
+        futures = {task: pool.submit(attack_client, options, *task) for task in order}
         for future in as_completed(futures.values()):
             print(future.result(), file=sys.stderr, flush=True)  # clients with 100 rounds take minutes
-    part = load_images(options, "cifar10", clients).part
+    part = load_images(options, "cifar10", CLIENTS).part
     return [
         {"defense": defense, "rounds": count}
-        | _join_clients([futures[defense, count, client].result() for client in range(clients)])
-        | {"clients": clients, "part": part}
+        | _join_clients([futures[defense, count, client].result() for client in range(CLIENTS)])
+        | {"clients": CLIENTS, "part": part}
         for defense, count in choices
     ]
 
@@ -99,9 +100,9 @@ class AttackedClient:
     cpu_seconds: float
 
 
-def attack_client(options: Options, defense: str, rounds: int, client: int, *, clients: int) -> AttackedClient:
-    """Record `clients` clients for some rounds, and attack the rounds of one of them; "none" is no defense."""
-    images = load_images(options, "cifar10", clients)
+def attack_client(options: Options, defense: str, rounds: int, client: int) -> AttackedClient:
+    """Record `CLIENTS` clients for some rounds, and attack the rounds of one of them; "none" is no defense."""
+    images = load_images(options, "cifar10", CLIENTS)
     setup = make_lenet_client(images, options.seed)
     case = record_same_examples(setup, images, rounds, defense="" if defense == "none" else defense)[client]
     attack = replace(accumulate(steps=3 if options.quick else STEPS), device=options.device)

@@ -23,15 +23,6 @@ def test_scores_include_lpips_and_both_ssims_or_the_reason(make_run: Any, report
     assert "No LPIPS" not in text
 
 
-def test_rows_of_an_earlier_version_are_shown(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: {key: value for key, value in row.items() if key not in ("ssim_global", "lpips_net")})
-    text = report(run).text
-    assert "CPL recovered 4 of 4" in text
-    assert "global 0" not in text
-
-
 def test_categories_are_shown_as_one_variable_with_an_explanation(make_run: Any, report: Any) -> None:
     colour = [Column(name="colour", kind="categorical", category=category) for category in ("red", "blue", "green")]
     run = make_run(columns=[Column(name="age", low=20, high=60), *colour])

@@ -175,6 +175,6 @@ def test_observations_of_a_case_are_listed_with_attempts_and_cohorts() -> None:
 
 def test_claim_of_one_round_is_no_link() -> None:
     original = Original((2, 5), 1, 0, 4)
-    assert make_link_fields(original, (1,)) == {"rounds_claimed": (1,), "link_correct": None}
-    assert make_link_fields(original, (2, 5))["link_correct"] is True
-    assert make_link_fields(original, (2, 3, 5))["link_correct"] is False
+    assert make_link_fields(original, {1}) == {"rounds_claimed": (1,), "link_correct": None}
+    assert make_link_fields(original, {2, 5})["link_correct"] is True
+    assert make_link_fields(original, {2, 3, 5})["link_correct"] is False

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from federations import federate
@@ -12,7 +11,6 @@ from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
-from attacker.scoring.states import CaseState, count_cases, find_state
 from fedsim.recording import DamagedFile, Recording
 from fedsim.recording.files import write_json
 
@@ -95,23 +93,6 @@ def test_effort_of_a_case_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "state"),
-    [
-        ({"failure": None, "interrupted": False}, "done"),
-        ({"failure": None}, "done"),
-        ({"failure": "fewer reconstructions than examples"}, "done"),
-        ({"failure": None, "interrupted": True}, "interrupted"),
-        ({"failure": "not attacked yet", "interrupted": None}, "waiting"),
-        ({"failure": "out of memory"}, "failed"),
-        ({"failure": None, "state": "waiting"}, "waiting"),
-    ],
-)
-def test_state_of_rows_of_earlier_versions_follows_from_the_failure(row: dict[str, Any], state: CaseState) -> None:
-    assert find_state(row) == state
-    assert count_cases([ScoreRow.from_dict({**row, "case": "one", "index": 0})]) == {state: 1}
-
-
-@pytest.mark.parametrize(
     ("where", "key", "value"),
     [
         *(("", key, value) for key in ("network_code", "attack_code") for value in ([], 5, None, "a\x1b[2J")),
@@ -129,9 +110,11 @@ def test_invalid_facts_in_attack_json_are_refused(attacked: Path, where: str, ke
 
 
 @pytest.mark.parametrize("key", ["round", "attempt"])
-def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str) -> None:
+@pytest.mark.parametrize("value", [-7, None])
+def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str, value: int | None) -> None:
+    """None: the entry is missing."""
     facts = json.loads((attacked / "attack.json").read_text())
-    facts["cases"][0][key] = -7
+    facts["cases"][0] = {name: v for name, v in {**facts["cases"][0], key: value}.items() if name != key or value is not None}
     (attacked / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value -7; replay"):
+    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value {value}; rep"):
         rows_of(attacked)

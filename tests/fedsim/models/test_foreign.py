@@ -18,7 +18,7 @@ from fedsim.models import (
     find_client_types,
     find_head,
     has_head,
-    list_concessions,
+    list_warnings,
 )
 from fedsim.recording import DataSpec, ModelSpec, Training
 
@@ -125,7 +125,7 @@ def test_networks_compute_in_float32_and_their_own_types_stay_known(network: typ
 def test_network_that_returns_probabilities_is_named(end: nn.Module, warned: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), end)
     training = Training(learning_rate=0.1, batch_size=1, steps=1, mode="eval")
-    found = list_concessions(model, training, DATA)
+    found = list_warnings(model, training, DATA)
     assert any("ends in a sigmoid or softmax" in one for one in found) is warned
 
 

@@ -25,7 +25,7 @@ from attacker.attacks.needs import list_oracles
 from attacker.attacks.networks.gaussian_layer import find_gaussian_layer, find_wide_layer
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
-from fedsim.models.concessions import WIDE_HEAD_WARNING
+from fedsim.models.network_warnings import WIDE_HEAD_WARNING
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 
@@ -236,5 +236,5 @@ def test_recovered_features_of_each_example_are_injected_into_one_network(observ
 
 def test_user_is_warned_that_the_server_has_added_the_layer() -> None:
     training = Training(learning_rate=0.1, batch_size=1, steps=1, mode="eval")
-    assert models.list_concessions(models.build(WIDE, DATA), training, DATA) == [WIDE_HEAD_WARNING]
-    assert models.list_concessions(models.build(ModelSpec(name="mlp"), DATA), training, DATA) == []
+    assert models.list_warnings(models.build(WIDE, DATA), training, DATA) == [WIDE_HEAD_WARNING]
+    assert models.list_warnings(models.build(ModelSpec(name="mlp"), DATA), training, DATA) == []

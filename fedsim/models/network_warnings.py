@@ -40,7 +40,7 @@ PROBABILITIES_WARNING = (
 )
 
 
-def list_concessions(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
+def list_warnings(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
     The warnings state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch
