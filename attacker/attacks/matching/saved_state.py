@@ -95,7 +95,7 @@ def unpack_bests(state: Mapping[str, Tensor], device: str) -> tuple[list[BestRes
                 iterations,
                 evaluations,
                 restarts,
-                bool(state.get(f"{i}.given_up", False)),  # not in checkpoints of earlier versions
+                bool(state[f"{i}.given_up"]),
             )
         )
     return bests, int(state["restarts"])

@@ -166,9 +166,8 @@ class Minima:
     def of(cls, state: OptimiserState) -> "Minima":
         iterations = state["iterations"].tolist()
         histories = list(torch.split(state["history"], iterations))
-        none = torch.zeros(len(iterations), dtype=torch.bool)
-        given_up = state.get("given_up", none).tolist()  # not in checkpoints of earlier versions
-        return cls(list(state["z"]), state["loss"].tolist(), histories, iterations, none.tolist(), given_up)
+        none = [False] * len(iterations)
+        return cls(list(state["z"]), state["loss"].tolist(), histories, iterations, none, state["given_up"].tolist())
 
 
 @dataclass
@@ -218,10 +217,7 @@ class _Active:
 
     @classmethod
     def of(cls, state: OptimiserState) -> "_Active":
-        history = list(state["history"])
-        first = history[0] if history else torch.full_like(state["best"], float("inf"))
-        rows = {name: state[name] for name in _TENSOR_FIELDS if name in state}
-        return cls(**{"first": first, **rows}, history=history)  # checkpoints of form 3 have no first loss
+        return cls(**{name: state[name] for name in _TENSOR_FIELDS}, history=list(state["history"]))
 
 
 _TENSOR_FIELDS = ("ids", "z", "best_z", "best", "mark", "waited", "first")

@@ -26,7 +26,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "accumulate by features": {"name": "accumulate", "compare": "features"},
     "accumulate by inverting_gradients": {"name": "accumulate", "search": "inverting_gradients"},
     "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
-    "agic of colours": {"name": "agic", "colour": True, "continuation": 10.0},
+    "agic of channels": {"name": "agic", "colour": False, "continuation": 1.0},
+    "agic with a polish": {"name": "agic", "steps": 60},
     "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
     "agic without links": {"name": "agic", "compare": "none"},
     "agic by squared distances": {"name": "agic", "distance": "euclidean", "optimiser": "lbfgs"},
@@ -60,6 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "colour": False,
         "continuation": 1.0,
     },
+    "inverting_gradients with a polish": {"name": "inverting_gradients", "steps": 60},
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {
         "name": "inverting_gradients",

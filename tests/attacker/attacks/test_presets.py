@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, cpl, inverting_gradients, presets
+from attacker.attacks.matching.priors import VariationTerm
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.papers.agic import agic
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import mse
 from fedsim import models
@@ -74,8 +76,19 @@ def test_published_settings_of_inverting_gradients() -> None:
     assert isinstance(published.search.optimiser, Adam)
     assert published.search.optimiser.signed
     assert published.search.steps == 4800
+    assert published.polish is None
     assert isinstance(inverting_gradients().search.optimiser, Adam)
     assert not inverting_gradients().search.optimiser.signed
+
+
+def test_published_settings_of_agic() -> None:
+    published, default = (agic(**arguments).matching for arguments in (presets.get_settings("agic")["published"], {}))
+    for search, signed in ((published, True), (default, False)):
+        assert isinstance(search.search.optimiser, Adam)
+        assert search.search.optimiser.signed is signed
+        assert (search.polish is None) is signed
+        assert (search.prior.variation == VariationTerm()) is signed
+        assert (search.objective.batch_norm == 0) is signed
 
 
 def test_examples_of_one_label_are_recovered_in_smooth_latents(observe: Callable[..., Observation]) -> None:
