@@ -185,7 +185,9 @@ def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed:
     return sum(row.client in lost for row in rows), reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
-def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
+def judge_results(
+    attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "", is_random: bool = False
+) -> Iterator[CheckResult]:
     """Yield a `NotChecked` for each attack that failed on some updates, and then one result, on the strongest attack.
 
     The result is a `Finding` if the strongest attack reveals examples, their labels or other parts of them. It is a `NotChecked`
@@ -193,6 +195,8 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
     scored:  whether the attacks were compared with the true examples. If not, the strongest attack is the one with the most
              confident examples, and the result is a `Finding` if it has at least one.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
+    is_random: whether clients draw random numbers while they train, such as dropout. Values outside the stated range then say
+             nothing about the normalisation.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
     for attack in attacks:
@@ -203,7 +207,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
         yield NotChecked(rule=RECOVERED_RULE, reason=NO_ANSWER, kind="inconclusive")
         return
     if not scored:
-        yield _judge_confidence(attacks, advice)
+        yield _judge_confidence(attacks, advice, is_random=is_random)
         return
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
@@ -232,7 +236,7 @@ def _title_recovered(strongest: AuditedAttack) -> str:
     return f"Private examples can be reconstructed from {source}."
 
 
-def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckResult:
+def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_random: bool) -> CheckResult:
     strongest = max(attacks, key=lambda attack: attack.confident)
     if strongest.confident:
         return Finding(
@@ -245,7 +249,7 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
             advice=advice,
         )
     far = max(attacks, key=lambda attack: attack.outside)
-    if far.outside and far.outside_values:
+    if far.outside and far.outside_values and not is_random:
         least, most = far.outside_values
         return Finding(
             rule=NORMALISATION_RULE,
@@ -271,6 +275,11 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
         reason += f"; reconstructions with a lower confidence, but of at least {MIN_LIKELY:g}: {', '.join(likely)}"
     if undecided:
         reason += f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(undecided)}"
+    if far.outside:  # only if clients draw random numbers, which may explain such values
+        reason += (
+            f"; {far.outside} of them have values outside 0 to 1: the random numbers that clients draw (dropout or the like) or a "
+            "misstated normalisation"
+        )
     shares = [attack.explained for attack in attacks if attack.explained is not None]
     if shares and max(shares) < MIN_FITTING:
         reason += (

@@ -90,6 +90,15 @@ def test_likely_and_undecided_answers_are_told_with_the_reason() -> None:
     assert "2 of cpl() (confidence is undecided: no curve)" in result.reason
 
 
+@pytest.mark.parametrize("is_random", [False, True])
+def test_values_outside_the_range_say_nothing_about_the_normalisation_if_clients_draw_at_random(is_random: bool) -> None:
+    far = AuditedAttack(spec="exact()", updates=3, undecided=3, outside=3, outside_values=(-2.0, 2.1), explained=0.999)
+    (result,) = judge_results([far], scored=False, is_random=is_random)
+    assert (result.rule == "normalisation-misstated") is not is_random
+    assert isinstance(result, NotChecked) is is_random
+    assert ("3 of them have values outside 0 to 1" in str(result)) is is_random
+
+
 def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = audit_step(tmp_path, mean=0.0, std=1.0, stated="")
     assert not [one for one in first.not_checked if "which may answer otherwise" in one.reason]
