@@ -103,7 +103,7 @@ def describe_run(manifest: Manifest) -> dict[str, Any]:
 
 
 def list_network_limits(manifest: Manifest) -> list[str]:
-    """Return a warning, in a list, if the network draws random numbers while clients train (dropout), which attacks do not simulate.
+    """Return a warning, in a list, if the network draws random numbers while clients train (dropout), which attacks leave out.
 
     The list is empty if the network draws none, or cannot be built. Outside of mode "train", only networks that the user's code
     builds are looked at.

@@ -80,7 +80,7 @@ def test_a_null_uses_the_prescribed_number_of_examples(app: Any, attack: str) ->
 
 
 def test_dropout_of_any_kind_is_listed_as_not_simulated(app: Any) -> None:
-    """Dropout as a function is found like a module. In evaluation mode, only a function that ignores the mode limits the results."""
+    """Dropout as a function is found like a module. In evaluation mode, only one that ignores the mode counts."""
 
     class Functional(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

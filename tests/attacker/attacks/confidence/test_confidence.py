@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimate_probabilities, estimates, evidence, find_curve
-from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, FACT_WORDS, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -252,7 +252,7 @@ def test_curvature_is_computed_only_if_confidence_depends_on_it(
     model, data = ModelSpec(name="lenet_cpl"), DataSpec(shape=(3, 16, 16), num_classes=10)
     (many,) = inverting_gradients(steps=2)([Case((observe(smooth_images(20), model=model, data=data),))], rng=seeded())
     assert bool(many.confidence.isnan().all())
-    assert any("curve is for examples" in note for note in many.notes)
+    assert any("for a number of examples of at most 16, and this answer has 20" in note for note in many.notes)
     with pytest.raises(AssertionError):
         inverting_gradients(steps=2)([case], rng=seeded())
 
@@ -263,6 +263,20 @@ def test_probabilities_within_the_unsure_range_are_undecided() -> None:
     assert probabilities.isnan().tolist() == [False, True, True, True, False]
     assert float(probabilities[0]) > 0.9
     assert float(probabilities[4]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("examples", 6.0, "a number of examples of at most 16, and this answer has 64"),
+        ("misfit", -3.0, "an unexplained share of the gradient's power of at least 0.01, and this answer has 0.001"),
+    ],
+)
+def test_a_curve_that_does_not_apply_names_the_limit_in_its_own_unit(name: str, value: float, words: str) -> None:
+    own = Curve((), (), 0.0, (), (), {"examples": (0.0, 4.0), "misfit": (-2.0, 0.0)}, 10, 5, unsure=(0.0, 0.0))
+    inside = {"examples": torch.tensor([3.0]), "misfit": torch.tensor([-1.0])}
+    assert own.explain_unfitted_facts(inside) == ""
+    assert words in own.explain_unfitted_facts(inside | {name: torch.tensor([value])})
 
 
 def test_the_calibration_file_and_the_code_agree() -> None:
@@ -277,6 +291,7 @@ def test_the_calibration_file_and_the_code_agree() -> None:
         own = find_curve(one["route"], is_image=one["data"] == "images")
         assert own is not None
         assert set(own.features) <= known
+        assert set(own.facts) <= set(FACT_WORDS)
         assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)
         assert 0 <= own.recovered <= own.answers
         for ends in (own.low, own.high):
