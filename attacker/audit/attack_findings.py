@@ -277,8 +277,8 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_rando
         reason += f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(undecided)}"
     if far.outside:  # only if clients draw random numbers, which may explain such values
         reason += (
-            f"; {far.outside} of them have values outside 0 to 1, from the random numbers that clients draw (dropout or the like) "
-            "or from a misstated normalisation"
+            f"; {far.outside} of them have values outside 0 to 1, from the random numbers that clients draw (dropout or the like)"
+            " or from a misstated normalisation"
         )
     shares = [attack.explained for attack in attacks if attack.explained is not None]
     if shares and max(shares) < MIN_FITTING:

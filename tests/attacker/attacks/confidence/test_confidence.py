@@ -214,6 +214,32 @@ def test_search_for_pixels_that_the_network_does_not_read_is_never_likely(observ
     assert any("does not depend on all of its values" in note for note in found.notes)
 
 
+def smooth() -> nn.Module:
+    """Return a network of sigmoids, as PyTorch initialises it: its gradient shows little of an image but the mean colour."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        convolutions = (nn.Conv2d(1, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 1, 2))
+        hidden = [layer for convolution in convolutions for layer in (convolution, nn.Sigmoid())]
+        return nn.Sequential(*hidden, nn.Flatten(), nn.Linear(12 * 16, 4))
+
+
+def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely(observe: Callable[..., object]) -> None:
+    models.admit(f"{__name__}:smooth", "smooth-for-confidence")
+    ring, grey = torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.3)
+    ring[..., 3:13, 3:13], ring[..., 4:12, 4:12] = 1.0, 0.0
+    model, data = ModelSpec(name="smooth-for-confidence"), DataSpec(shape=(1, 16, 16), num_classes=4)
+    weights = {name: p.detach() for name, p in smooth().named_parameters()}
+    attack = inverting_gradients(steps=200, tv=1e-3, signed=False)
+    seen = observe((ring, torch.tensor([2])), model=model, data=data, weights=weights)
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert float(found.explained[0]) > 0.999
+    assert float((found.x - ring).square().mean()) > 0.05
+    assert isnan(float(found.confidence[0]))
+    assert any("nearly of one colour" in note for note in found.notes)
+    assert float((found.x - grey).square().mean()) < 0.009
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
 
