@@ -26,6 +26,9 @@ MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 MIN_EXPLAINED = 0.99
 """Smallest share of the gradient's power that a reconstruction with values outside [0, 1] must explain to be reported."""
+ESTIMATING_ROUTES = frozenset({"features", "layer_input"})
+"""Routes of `exact` whose answers are the most probable examples under a smoothness prior that has no limits of 0 and 1. Behind
+saturated layers they may explain the gradient with values of any size, which say nothing about the clients' normalisation."""
 MIN_FITTING = 0.5
 """Share of the gradient's power below which the best answers of all attacks fit so badly that settings may be misstated."""
 FAILED_GAP = 1.0
@@ -54,7 +57,8 @@ class AuditedAttack:
                     examples. likely is 0 with the true examples.
     doubt:          the attack's first note on why a confidence is undecided; "" if there is none, and with the true examples.
     outside:        how many of the undecided examples are images that explain the gradient, but whose values lie far outside the
-                    range [0, 1]; 0 with the true examples. outside_values: the smallest and largest values of these.
+                    range [0, 1]; 0 with the true examples, and for `ESTIMATING_ROUTES`.
+    outside_values: the smallest and largest values of these.
     explained:      largest share of the gradient's power that an example explains; None if unknown, and with the true examples.
     psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
@@ -167,8 +171,11 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str]) -> 
 
 
 def _is_right_but_outside(found: Reconstruction) -> Tensor:
-    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1]."""
-    if found.x.ndim != 4 or found.explained is None:  # only images have a known range
+    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1].
+
+    It is false for all answers of `ESTIMATING_ROUTES`.
+    """
+    if found.x.ndim != 4 or found.explained is None or found.route in ESTIMATING_ROUTES:  # only images have a known range
         return torch.zeros(len(found.x), dtype=torch.bool)
     return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED) & is_far_outside(found.x)
 
