@@ -53,8 +53,8 @@ UNDETERMINED_COLOUR = (
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
-    "which may be mixtures of several: no label explains their part of the gradient, or a layer without a bias hides whether "
-    "they are single examples"
+    "which may be mixtures of several: no label explains their part of the gradient, a layer without a bias hides whether they "
+    "are single examples, or the gradient shows fewer examples than the batch has"
 )
 IMAGE_SIDES = (8, 64)
 """Smallest and largest height and width of images to which the calibration applies: half the
