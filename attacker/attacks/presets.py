@@ -69,10 +69,11 @@ def _compute_tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
 
     of_inputs: `weight` applies to normalised inputs, (pixel - mean) / std, and is converted. The conversion is exact if all
     channels have the same standard deviation; otherwise it assumes that all channels have the same total variation.
+    Twelve digits are kept, without the rounding errors, since the weight is part of the attack's name.
     """
     if not data.is_image:
         return 0.0
-    return weight * sum(1 / std for std in data.std) / len(data.std) if of_inputs else weight
+    return float(f"{weight * sum(1 / std for std in data.std) / len(data.std):.12g}") if of_inputs else weight
 
 
 def get_settings(attack: str) -> dict[str, Mapping[str, Any]]:

@@ -26,6 +26,9 @@ MIN_CONFIDENCE = 0.95
 """Smallest confidence with which a reconstruction counts as recovered if the true examples are not given."""
 MIN_EXPLAINED = 0.99
 """Smallest share of the gradient's power that a reconstruction with values outside [0, 1] must explain to be reported."""
+ESTIMATING_ROUTES = frozenset({"features", "layer_input"})
+"""Routes of `exact` whose answers are the most probable examples under a smoothness prior that has no limits of 0 and 1. Behind
+saturated layers they may explain the gradient with values of any size, which say nothing about the clients' normalisation."""
 MIN_FITTING = 0.5
 """Share of the gradient's power below which the best answers of all attacks fit so badly that settings may be misstated."""
 FAILED_GAP = 1.0
@@ -54,7 +57,8 @@ class AuditedAttack:
                     examples. likely is 0 with the true examples.
     doubt:          the attack's first note on why a confidence is undecided; "" if there is none, and with the true examples.
     outside:        how many of the undecided examples are images that explain the gradient, but whose values lie far outside the
-                    range [0, 1]; 0 with the true examples. outside_values: the smallest and largest values of these.
+                    range [0, 1]; 0 with the true examples, and for `ESTIMATING_ROUTES`.
+    outside_values: the smallest and largest values of these.
     explained:      largest share of the gradient's power that an example explains; None if unknown, and with the true examples.
     psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
@@ -167,8 +171,11 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str]) -> 
 
 
 def _is_right_but_outside(found: Reconstruction) -> Tensor:
-    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1]."""
-    if found.x.ndim != 4 or found.explained is None:  # only images have a known range
+    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1].
+
+    It is false for all answers of `ESTIMATING_ROUTES`.
+    """
+    if found.x.ndim != 4 or found.explained is None or found.route in ESTIMATING_ROUTES:  # only images have a known range
         return torch.zeros(len(found.x), dtype=torch.bool)
     return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED) & is_far_outside(found.x)
 
@@ -185,7 +192,9 @@ def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed:
     return sum(row.client in lost for row in rows), reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
-def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "") -> Iterator[CheckResult]:
+def judge_results(
+    attacks: Sequence[AuditedAttack], *, scored: bool, defense: str = "", is_random: bool = False
+) -> Iterator[CheckResult]:
     """Yield a `NotChecked` for each attack that failed on some updates, and then one result, on the strongest attack.
 
     The result is a `Finding` if the strongest attack reveals examples, their labels or other parts of them. It is a `NotChecked`
@@ -193,6 +202,8 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
     scored:  whether the attacks were compared with the true examples. If not, the strongest attack is the one with the most
              confident examples, and the result is a `Finding` if it has at least one.
     defense: the declared defense of the update, which the advice names as insufficient; "" for none.
+    is_random: whether clients draw random numbers while they train, such as dropout. Values outside the stated range then say
+             nothing about the normalisation.
     """
     advice = f"The declared defense, {defense}, does not prevent this. {ADVICE}" if defense else ADVICE
     for attack in attacks:
@@ -203,7 +214,7 @@ def judge_results(attacks: Sequence[AuditedAttack], *, scored: bool, defense: st
         yield NotChecked(rule=RECOVERED_RULE, reason=NO_ANSWER, kind="inconclusive")
         return
     if not scored:
-        yield _judge_confidence(attacks, advice)
+        yield _judge_confidence(attacks, advice, is_random=is_random)
         return
     strongest = max(attacks, key=_measure_strength)
     found = _grade(strongest)
@@ -232,7 +243,7 @@ def _title_recovered(strongest: AuditedAttack) -> str:
     return f"Private examples can be reconstructed from {source}."
 
 
-def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckResult:
+def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_random: bool) -> CheckResult:
     strongest = max(attacks, key=lambda attack: attack.confident)
     if strongest.confident:
         return Finding(
@@ -245,7 +256,7 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
             advice=advice,
         )
     far = max(attacks, key=lambda attack: attack.outside)
-    if far.outside and far.outside_values:
+    if far.outside and far.outside_values and not is_random:
         least, most = far.outside_values
         return Finding(
             rule=NORMALISATION_RULE,
@@ -271,6 +282,11 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str) -> CheckRes
         reason += f"; reconstructions with a lower confidence, but of at least {MIN_LIKELY:g}: {', '.join(likely)}"
     if undecided:
         reason += f"; reconstructions that may be right or wrong, since their confidence is undecided: {', '.join(undecided)}"
+    if far.outside:  # only if clients draw random numbers, which may explain such values
+        reason += (
+            f"; {far.outside} of them have values outside 0 to 1, from the random numbers that clients draw (dropout or the like)"
+            " or from a misstated normalisation"
+        )
     shares = [attack.explained for attack in attacks if attack.explained is not None]
     if shares and max(shares) < MIN_FITTING:
         reason += (

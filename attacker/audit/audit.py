@@ -24,6 +24,7 @@ from attacker.audit.training_checks import check_shape, check_training
 from attacker.audit.weight_checks import check_weights
 from attacker.audit.what_if import MeasuredChange
 from attacker.replay.cases import find_bad_numbers
+from attacker.replay.metadata import list_network_limits
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim.recording import DamagedFile, Observation, Recording, find_recording, find_run
@@ -159,7 +160,12 @@ def audit(
     runs = AttackRuns(recording=recording, out=out, scorer=scorer, model=model, run_replay=run_replay)
     runs.run(plan, seconds)
     results += runs.left_out
-    results += judge_results(runs.attacks, scored=scorer is not None, defense=str(recording.manifest.defense))
+    results += judge_results(
+        runs.attacks,
+        scored=scorer is not None,
+        defense=str(recording.manifest.defense),
+        is_random=bool(list_network_limits(recording.manifest)),
+    )
     results += check_robustness(recording, find_strongest_attack(runs.attacks) if scorer is not None else None)
     results += _list_mismatches(scorer)
     results += _list_missing_bounds(scorer)

@@ -111,9 +111,10 @@ def _share_budget(fitting: Sequence[Sequence[PlannedAttack]], seconds: float) ->
         chosen = next((size for size in sizes if size.core_seconds <= share), None if place else sizes[-1])
         if chosen is None:
             enough = _find_budget(fitting, place)
+            available = f"its share ({share:.1f} seconds) of the budget" if share > 0 else "earlier attacks leave of the budget"
             reason = (
-                f"{sizes[-1].spec} needs {sizes[-1].core_seconds:.1f} seconds for a single client, more than its share "
-                f"({share:.1f} seconds) of the budget of {seconds:.0f} seconds: give --budget {enough}s or more"
+                f"{sizes[-1].spec} needs {sizes[-1].core_seconds:.1f} seconds for a single client, more than "
+                f"{available} of {seconds:.0f} seconds: give --budget {enough}s or more"
             )
             yield NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out")
             continue

@@ -14,6 +14,8 @@ from fedsim.recording.contradictions import find_contradictions
 TRAINING_RULE, SHAPE_RULE = "training-misstated", "shape-misstated"
 MAX_BIAS_EXCESS = 1.1
 """Largest change of the last layer's bias, relative to its bound, that is taken for possible. The excess allows for rounding."""
+OTHER_LOSS = ", or minimise another loss, such as the squared error of a regression, which attacks do not simulate"
+"""Further cause of a large change of the last layer's bias, if clients are said to train a single logit."""
 MAX_RANKED = 8
 """Largest number of updates whose rank is compared with the number of examples."""
 
@@ -122,8 +124,8 @@ def _judge_head(observation: Observation) -> list[str]:
     return [
         f"the last layer's bias, {bias}, changed by {'' if whole else 'up to '}{largest:.2g}{' in all' * whole}, and {steps} "
         f"step{'s' * (steps != 1)} of SGD with a learning rate of {training.learning_rate:g} can change it by at most "
-        f"{possible:.2g}: compare learning_rate and the "
-        "number of steps, and whether the loss is a mean over the batch"
+        f"{possible:.2g}: compare learning_rate and the number of steps, and whether clients take the mean of the loss over the "
+        f"batch{OTHER_LOSS * (training.loss == 'logistic')}"
     ]
 
 

@@ -91,7 +91,7 @@ def describe_run(manifest: Manifest) -> dict[str, Any]:
         "num_classes": manifest.data.num_classes,
         "ranges_from": manifest.data.ranges_from,
         "training": asdict(manifest.training),
-        "limits": [*manifest.training.list_limits(), *_list_network_limits(manifest)],
+        "limits": [*manifest.training.list_limits(), *list_network_limits(manifest)],
         "defense": str(manifest.defense),
         "gradient": manifest.gradient,
         "network": manifest.network,
@@ -102,12 +102,13 @@ def describe_run(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _list_network_limits(manifest: Manifest) -> list[str]:
-    """Return a warning, in a list, if the network draws random numbers in training (dropout), which attacks do not simulate.
+def list_network_limits(manifest: Manifest) -> list[str]:
+    """Return a warning, in a list, if the network draws random numbers while clients train (dropout), which attacks leave out.
 
-    The list is empty if the network draws none, or cannot be built.
+    The list is empty if the network draws none, or cannot be built. Outside of mode "train", only networks that the user's code
+    builds are looked at.
     """
-    if manifest.training.mode != "train":
+    if manifest.training.mode != "train" and ":" not in manifest.model.name:
         return []
     try:
         network = models.build(manifest.model, manifest.data)

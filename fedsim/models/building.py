@@ -350,7 +350,10 @@ def _list_inputs(model: nn.Module) -> list[str]:
 def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:
     wanted = (spec.arguments["outputs"],) if "outputs" in spec.arguments else _list_output_counts(data)
     if outputs not in wanted:
-        mend = "; name a function whose network has the same weights and returns one tensor of logits, (N, K)"
+        mend = (
+            "; name a function whose network has the same weights and returns one tensor of logits, (N, K): (N, 1) in place of "
+            "(N,), and the mean over all positions if it labels each pixel or word (docs/tutorials/flower-app.md)"
+        )
         raise ValueError(
             f"model {_shorten(spec)} returns {outputs}, but {data.num_classes} classes need {' or '.join(map(str, wanted))} "
             f"logits per example{'' if isinstance(outputs, int) else mend}"

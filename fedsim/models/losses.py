@@ -17,7 +17,10 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     Raises ValueError for a single logit, K = 1, for which the cross-entropy of any class is 0.
     """
     if logits.shape[-1] == 1:
-        raise ValueError("this model has a single logit, which cross_entropy cannot use; set training.loss to 'logistic'")
+        raise ValueError(
+            "this model has a single logit, which cross_entropy cannot use; set training.loss to 'logistic', also for a "
+            "regression with one output"
+        )
     return functional.cross_entropy(logits, y)
 
 

@@ -67,9 +67,10 @@ def list_warnings(network: nn.Module, training: Training, data: DataSpec) -> lis
 def list_unsimulated(network: nn.Module, training: Training, data: DataSpec) -> list[str]:
     """Return a list with a warning if clients draw random numbers, such as dropout, while they train; otherwise empty.
 
-    Attacks do not know these numbers. The list is also empty if `training.mode` is not "train".
+    Attacks do not know these numbers. Modules of dropout draw none if `training.mode` is not "train", but a function may draw
+    some in both modes, such as `functional.dropout(x)` without `training=self.training`.
     """
-    return [RANDOM_CLIENTS_WARNING] if training.mode == "train" and _is_random(network, data) else []
+    return [RANDOM_CLIENTS_WARNING] if _is_random(network, data, mode=training.mode) else []
 
 
 def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Training:
@@ -80,7 +81,7 @@ def require_mode(network: nn.Module, training: Training, data: DataSpec) -> Trai
     """
     if training.mode != "unstated":
         return training
-    if _has_batch_norm(network) or _is_random(network, data):
+    if _has_batch_norm(network) or _is_random(network, data, mode="train"):
         raise ValueError(
             "the network computes differently while it trains (batch norm, dropout or other random numbers), so attacks must "
             "know how clients train: set training.mode to 'train' if they call net.train(), as most apps do, or to 'eval' if "
@@ -134,21 +135,23 @@ def _has_batch_norm(network: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
 
-def _is_random(network: nn.Module, data: DataSpec) -> bool:
-    """Return whether a network has dropout, or in training mode computes two different outputs for the same random input.
+def _is_random(network: nn.Module, data: DataSpec, *, mode: str) -> bool:
+    """Return whether a network draws random numbers in a mode, "train" or another, which stands for eval.
 
-    The comparison of outputs also detects random functions that are not modules. A network on the meta device is searched for
-    dropout only. Without dropout, a network that fails on this input is taken as not random.
+    It does if it has modules of dropout, which act in mode "train" only, or if it computes two different outputs for the same
+    random input. The comparison of outputs also detects random functions that are not modules. A network on the meta device is
+    searched for dropout only. Without dropout, a network that fails on this input is taken as not random.
     """
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules()):
+    dropouts = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in network.modules())
+    if dropouts and mode == "train":
         return True
     if any(tensor.is_meta for tensor in network.state_dict().values()):
         return False
-    trained = copy_module(network).train()
+    copied = copy_module(network).train(mode == "train")
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         x = data.normalise(torch.rand(2, *data.shape))
         try:
-            one, other = (trained(x) for _ in range(2))
+            one, other = (copied(x) for _ in range(2))
         except (RuntimeError, ValueError, TypeError):  # nothing can be concluded from a network that fails on these inputs
             return False
     return not torch.equal(one, other)

@@ -69,7 +69,7 @@ class DataSpec:
             "function whose network has the same weights and reshapes its input",
         )
         require(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
-        require(self.num_classes > 1, f"num_classes must be at least 2, got {self.num_classes}")
+        require(self.num_classes > 1, f"num_classes must be at least 2, also for a single output, got {self.num_classes}")
         widths = (1, self.shape[0])
         require(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
         require(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")

@@ -80,18 +80,23 @@ def test_a_null_uses_the_prescribed_number_of_examples(app: Any, attack: str) ->
 
 
 def test_dropout_of_any_kind_is_listed_as_not_simulated(app: Any) -> None:
-    """Dropout as a function is found like a module. In evaluation mode, neither limits the results."""
+    """Dropout as a function is found like a module. In evaluation mode, only one that ignores the mode counts."""
 
     class Functional(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.nn.functional.dropout(super().forward(x.flatten(1)), training=self.training)
 
+    class Always(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(super().forward(x.flatten(1)))
+
     data, training = DataSpec(shape=(1, 2, 2), num_classes=3), Training(learning_rate=RATE, batch_size=1, steps=1, mode="train")
     networks = {"functional": Functional(4, 3), "module": torch.nn.Dropout(0.5), "none": torch.nn.Flatten()}
+    networks["always"] = Always(4, 3)
     drawn = {name: bool(models.list_unsimulated(network, training, data)) for name, network in networks.items()}
-    assert drawn == {"functional": True, "module": True, "none": False}
+    assert drawn == {"functional": True, "module": True, "none": False, "always": True}
     still = Training(learning_rate=RATE, batch_size=1, steps=1, mode="eval")
-    assert not any(models.list_unsimulated(network, still, data) for network in networks.values())
+    assert [name for name, network in networks.items() if models.list_unsimulated(network, still, data)] == ["always"]
 
 
 @pytest.mark.parametrize("net", ["Net", "DroppingNet"])

@@ -21,6 +21,12 @@ OTHER_LOSS = (
     "; the answer does not explain the gradient, as if clients had another loss than stated, for example that of a regression "
     "with several outputs, or trained otherwise than stated"
 )
+FACT_WORDS = {
+    "examples": ("a number of examples", 2.0),
+    "drift": ("a change of the gradient over the local steps, as a share of its power,", 10.0),
+    "misfit": ("an unexplained share of the gradient's power", 10.0),
+}
+"""Names of features in `Curve.facts`, in words, and the base of their logarithm (`FEATURE_NAMES`)."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +72,11 @@ class Curve:
         for name, (low, high) in self.facts.items():
             minimum, maximum = float(evidence[name].min()), float(evidence[name].max())
             if not low <= minimum <= maximum <= high:
-                value = minimum if minimum < low else maximum
-                reason = f"its calibration curve is for {name} from {low:.3g} to {high:.3g}, and this answer has {value:.3g}"
+                value, bound, side = (minimum, low, "least") if minimum < low else (maximum, high, "most")
+                words, base = FACT_WORDS[name]
+                reason = (
+                    f"its calibration curve is for {words} of at {side} {base**bound:.3g}, and this answer has {base**value:.3g}"
+                )
                 return f"{reason}{OTHER_LOSS if name == 'misfit' and value > high else ''}"
         return ""
 

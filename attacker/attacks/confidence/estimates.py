@@ -46,11 +46,15 @@ MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
 gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
 searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
+UNDETERMINED_COLOUR = (
+    "the answer is nearly of one colour, which the smoothness prior prefers, and the gradient leaves more of it open than the "
+    "error that a recovered image may have"
+)
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
-    "which may be mixtures of several: no label explains their part of the gradient, or a layer without a bias hides whether "
-    "they are single examples"
+    "which may be mixtures of several: no label explains their part of the gradient, a layer without a bias hides whether they "
+    "are single examples, or the gradient shows fewer examples than the batch has"
 )
 IMAGE_SIDES = (8, 64)
 """Smallest and largest height and width of images to which the calibration applies: half the
@@ -88,13 +92,15 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in four cases. In two of them no answer of the calibration with such a
+    A confidence of at least MIN_LIKELY becomes undecided in five cases. In two of them no answer of the calibration with such a
     confidence was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained,
     beyond known noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds
     MAX_RECOVERED_MSE, or on some value of a table row. The third: another step, which no box limits, would change a table row by
     more than MAX_ROW_STEP.
     The fourth case is a search that does not start from a closed form, and that ended after fewer than MIN_EVALUATIONS
-    evaluations without having converged.
+    evaluations without having converged. The fifth is an image nearly of one colour whose mean posterior variance exceeds
+    MAX_RECOVERED_MSE: the curve takes smooth images for good ones, but a nearly constant image explains the gradient of some
+    networks of sigmoids whatever the original is.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -127,7 +133,18 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     moved = torch.zeros(examples, dtype=torch.bool) if found.data.is_image else step.cpu() > MAX_ROW_STEP
     confidence, unfinished = doubt_likely(confidence, UNFINISHED_ROW, moved)
     confidence, short = doubt_likely(confidence, _explain_short_search(found, route, float(missed - noise)))
-    return replace(judged, confidence=confidence, notes=(*judged.notes, *unexplained, *unconstrained, *unfinished, *short))
+    pale = _is_one_colour(x[:examples].cpu(), found.data) & (error.cpu() > MAX_RECOVERED_MSE)
+    confidence, undetermined = doubt_likely(confidence, UNDETERMINED_COLOUR, pale)
+    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined)
+    return replace(judged, confidence=confidence, notes=(*judged.notes, *doubts))
+
+
+def _is_one_colour(x: Tensor, data: DataSpec) -> Tensor:
+    """Return a mask (N,) of the images x (N, *shape) that the image of their mean colour would count as recovering."""
+    if not data.is_image:
+        return torch.zeros(len(x), dtype=torch.bool)
+    x = x.clamp(0, 1)
+    return (x - x.mean(dim=(2, 3), keepdim=True)).flatten(1).square().mean(dim=1) <= MAX_RECOVERED_MSE
 
 
 def _explain_short_search(found: SearchAnswer, route: str, unexplained: float) -> str:

@@ -9,9 +9,10 @@ import torch
 from sklearn.datasets import load_digits
 
 from attacker.audit import Audit, Finding, NotChecked, audit
-from attacker.audit.attack_findings import AuditedAttack, judge_results
+from attacker.audit.attack_findings import AuditedAttack, judge_alone, judge_results
 from attacker.audit.output import render
 from attacker.audit.plan import plan_attacks
+from attacker.reconstruction import Reconstruction
 from attacker.replay import code_version, metadata
 from fedsim import models
 from fedsim.commands.import_updates import ImportSettings, import_recording
@@ -88,6 +89,28 @@ def test_likely_and_undecided_answers_are_told_with_the_reason() -> None:
     assert isinstance(result, NotChecked)
     assert "of at least 0.5: 3 of exact()" in result.reason
     assert "2 of cpl() (confidence is undecided: no curve)" in result.reason
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_values_outside_the_range_say_nothing_about_the_normalisation_if_clients_draw_at_random(is_random: bool) -> None:
+    far = AuditedAttack(spec="exact()", updates=3, undecided=3, outside=3, outside_values=(-2.0, 2.1), explained=0.999)
+    (result,) = judge_results([far], scored=False, is_random=is_random)
+    assert (result.rule == "normalisation-misstated") is not is_random
+    assert isinstance(result, NotChecked) is is_random
+    assert ("3 of them have values outside 0 to 1" in str(result)) is is_random
+
+
+@pytest.mark.parametrize(("route", "counted"), [("linear", 1), ("features", 0), ("layer_input", 0)])
+def test_estimates_under_a_prior_without_limits_do_not_show_a_normalisation(tmp_path: Path, route: str, counted: int) -> None:
+    """Behind saturated sigmoids, `features` explained a batch with values of hundreds, though clients had stated 0 to 1."""
+    Reconstruction(
+        case="one", x=torch.full((1, 1, 8, 8), 700.0), y=torch.zeros(1, dtype=torch.long), confidence=torch.tensor([torch.nan]),
+        explained=torch.tensor([0.999]), slots=(), loss=torch.zeros(1), iterations=0, evaluations=1, restarts=1, seconds=0.1,
+        route=route, attack="exact", oracles=(), seed=0,
+    ).write(tmp_path / "one.safetensors")  # fmt: skip
+    found = judge_alone("exact()", 1, tmp_path, ["one"])
+    assert found.outside == counted
+    assert found.undecided == 1
 
 
 def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

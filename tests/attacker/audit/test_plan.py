@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from federations import federate
 
+from attacker.attacks import AttackSpec
 from attacker.audit.findings import NotChecked
-from attacker.audit.plan import PlannedAttack, plan_attacks
+from attacker.audit.plan import PlannedAttack, _share_budget, plan_attacks
 from fedsim.recording import DamagedFile, Observation, Recording, Row
 
 ROUNDS = 4
@@ -135,3 +136,14 @@ def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the
         (search,) = (one for one in planned if one.spec.name == "inverting_gradients")
         found.append(search.spec.arguments.get("surrogate", False))
     assert found == [steps > 1, False]
+
+
+def test_an_attack_for_which_nothing_is_left_is_not_told_a_negative_share() -> None:
+    sizes = [[PlannedAttack(spec=AttackSpec(name="cpl"), rows=(), core_seconds=seconds)] for seconds in (12.0, 60.0)]
+    first, second = _share_budget(sizes, 10.0)
+    assert isinstance(first, PlannedAttack)
+    assert isinstance(second, NotChecked)
+    assert "more than earlier attacks leave of the budget of 10 seconds: give --budget 121s or more" in second.reason
+    _, second = _share_budget(sizes, 20.0)
+    assert isinstance(second, NotChecked)
+    assert "more than its share (8.0 seconds) of the budget of 20 seconds" in second.reason

@@ -231,3 +231,16 @@ def test_the_bias_of_a_head_whose_outputs_are_scaled_is_not_judged(scale: float,
     after = {name: w + 1.5 for name, w in before.items()}  # fifteen times the stated rate
     found = check_training([replace(observe(after, before), model=ModuleSpec.of(network))])
     assert isinstance(found, Finding) is named
+
+
+@pytest.mark.parametrize(("loss", "outputs", "named"), [("logistic", 1, True), ("cross_entropy", 3, False)])
+def test_a_regression_stated_as_logistic_is_named_as_a_cause(loss: Any, outputs: int, named: bool) -> None:
+    network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, outputs))
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    after = {name: w + 1.5 for name, w in before.items()}
+    seen = observe(after, before, replace(TRAINING, loss=loss))
+    data = DataSpec(shape=(6,), num_classes=max(2, outputs))
+    found = check_training([replace(seen, data=data, model=ModuleSpec.of(network))])
+    assert isinstance(found, Finding)
+    assert "changed by" in found.evidence
+    assert ("the squared error of a regression" in found.evidence) is named

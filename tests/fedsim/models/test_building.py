@@ -53,6 +53,9 @@ def list_of_logits(shape, num_classes):
             return [x]
     return Many()
 
+def pixelwise(shape, num_classes):
+    return nn.Conv2d(shape[0], num_classes, 1)
+
 def number(shape, num_classes):
     return 3
 
@@ -112,6 +115,7 @@ def test_arguments_reach_admitted_code(their_code: str) -> None:
         ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("list_of_logits", DATA, r"returns list, .*; name a function whose network .* returns one tensor of logits, \(N, K\)"),
+        ("pixelwise", DATA, r"returns \(2, 4, 6, 6\) for 2 examples, .*the mean over all positions if it labels each pixel"),
         ("number", DATA, r"must return a torch\.nn\.Module, got int"),
     ],
 )

@@ -145,7 +145,7 @@ def test_images_and_rows_are_distinguished() -> None:
     [
         ({"shape": (4, 4)}, r"data shape must be .*got \(4, 4\)"),
         ({"shape": (3, 0, 4)}, r"positive, got \(3, 0, 4\)"),
-        ({"num_classes": 1}, "num_classes must be at least 2, got 1"),
+        ({"num_classes": 1}, "num_classes must be at least 2, also for a single output, got 1"),
         ({"mean": (0.0, 0.0)}, "mean and std"),
         ({"mean": (0.0, 0.0), "std": (1.0, 1.0)}, "mean and std"),
         ({"shape": (3,), "mean": (0.0, 0.0), "std": (1.0, 1.0)}, r"must have \(1, 3\) entries"),

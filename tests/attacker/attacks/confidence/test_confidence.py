@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimate_probabilities, estimates, evidence, find_curve
-from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, Curve
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, FACT_WORDS, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -214,6 +214,32 @@ def test_search_for_pixels_that_the_network_does_not_read_is_never_likely(observ
     assert any("does not depend on all of its values" in note for note in found.notes)
 
 
+def smooth() -> nn.Module:
+    """Return a network of sigmoids, as PyTorch initialises it: its gradient shows little of an image but the mean colour."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        convolutions = (nn.Conv2d(1, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 1, 2))
+        hidden = [layer for convolution in convolutions for layer in (convolution, nn.Sigmoid())]
+        return nn.Sequential(*hidden, nn.Flatten(), nn.Linear(12 * 16, 4))
+
+
+def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely(observe: Callable[..., object]) -> None:
+    models.admit(f"{__name__}:smooth", "smooth-for-confidence")
+    ring, grey = torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.3)
+    ring[..., 3:13, 3:13], ring[..., 4:12, 4:12] = 1.0, 0.0
+    model, data = ModelSpec(name="smooth-for-confidence"), DataSpec(shape=(1, 16, 16), num_classes=4)
+    weights = {name: p.detach() for name, p in smooth().named_parameters()}
+    attack = inverting_gradients(steps=200, tv=1e-3, signed=False)
+    seen = observe((ring, torch.tensor([2])), model=model, data=data, weights=weights)
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert float(found.explained[0]) > 0.999
+    assert float((found.x - ring).square().mean()) > 0.05
+    assert isnan(float(found.confidence[0]))
+    assert any("nearly of one colour" in note for note in found.notes)
+    assert float((found.x - grey).square().mean()) < 0.009
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
 
@@ -252,7 +278,7 @@ def test_curvature_is_computed_only_if_confidence_depends_on_it(
     model, data = ModelSpec(name="lenet_cpl"), DataSpec(shape=(3, 16, 16), num_classes=10)
     (many,) = inverting_gradients(steps=2)([Case((observe(smooth_images(20), model=model, data=data),))], rng=seeded())
     assert bool(many.confidence.isnan().all())
-    assert any("curve is for examples" in note for note in many.notes)
+    assert any("for a number of examples of at most 16, and this answer has 20" in note for note in many.notes)
     with pytest.raises(AssertionError):
         inverting_gradients(steps=2)([case], rng=seeded())
 
@@ -263,6 +289,20 @@ def test_probabilities_within_the_unsure_range_are_undecided() -> None:
     assert probabilities.isnan().tolist() == [False, True, True, True, False]
     assert float(probabilities[0]) > 0.9
     assert float(probabilities[4]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("examples", 6.0, "a number of examples of at most 16, and this answer has 64"),
+        ("misfit", -3.0, "an unexplained share of the gradient's power of at least 0.01, and this answer has 0.001"),
+    ],
+)
+def test_a_curve_that_does_not_apply_names_the_limit_in_its_own_unit(name: str, value: float, words: str) -> None:
+    own = Curve((), (), 0.0, (), (), {"examples": (0.0, 4.0), "misfit": (-2.0, 0.0)}, 10, 5, unsure=(0.0, 0.0))
+    inside = {"examples": torch.tensor([3.0]), "misfit": torch.tensor([-1.0])}
+    assert own.explain_unfitted_facts(inside) == ""
+    assert words in own.explain_unfitted_facts(inside | {name: torch.tensor([value])})
 
 
 def test_the_calibration_file_and_the_code_agree() -> None:
@@ -277,6 +317,7 @@ def test_the_calibration_file_and_the_code_agree() -> None:
         own = find_curve(one["route"], is_image=one["data"] == "images")
         assert own is not None
         assert set(own.features) <= known
+        assert set(own.facts) <= set(FACT_WORDS)
         assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)
         assert 0 <= own.recovered <= own.answers
         for ends in (own.low, own.high):

@@ -198,6 +198,8 @@ def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
     for attack in ("cpl", "inverting_gradients", "agic"):
         raw = presets.get_settings(attack)["tuned"]["relu"]
         assert presets.get_arguments(attack, "tuned", ModelSpec(name="cnn6"), images) == raw
+    halved = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="cnn6"), halved)["tv"] == 0.006
 
 
 def test_prior_weight_of_nulls(

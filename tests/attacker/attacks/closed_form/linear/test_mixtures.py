@@ -55,6 +55,32 @@ def test_examples_whose_part_of_the_gradient_no_label_explains_are_undecided(see
     assert count_wrong(solve(observation), x) > 0  # what the zeros of the first layer alone would tell
 
 
+def count_patients(seed: int) -> tuple[int, int]:
+    """Return how many rows of a batch of four patients are certain, and how many of these are none of the batch.
+
+    A patient has two numbers and one of two categories; the network has one hidden layer and two classes.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    age, pressure = 0.2 + 0.6 * torch.rand(4, generator=rng), 0.3 + 0.3 * torch.rand(4, generator=rng)
+    smokes = (torch.rand(4, generator=rng) < 0.5).float()
+    x, y = torch.stack([age, pressure, smokes, 1 - smokes], dim=1), (age + smokes > 1).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+    gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
+    found = solve(fedleak.observe(model, "cross_entropy", gradient, shape=(4,), num_examples=4))
+    far = (found.x[:, None] - x).abs().amax(dim=2).amin(dim=1) > 0.05
+    return int((found.confidence > CERTAIN).sum()), int(((found.confidence > CERTAIN) & far).sum())
+
+
+@pytest.mark.parametrize("seed", [1, 13])
+def test_means_of_rows_that_turn_on_the_same_neurons_are_undecided(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of seed 1 has a gradient of lower rank than examples, that of seed 13 one that no label explains."""
+    assert count_patients(seed)[1] == 0
+    monkeypatch.setattr(route, "MAX_HIDDEN_SHARED", 1.0)
+    assert count_patients(seed)[1] > 0  # what the zeros of the first layer alone would tell
+
+
 def test_whole_batches_stay_certain() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 10))
     rng = torch.Generator().manual_seed(0)
