@@ -239,6 +239,16 @@ class CaseBatch:
         x, y = self.space.decode(z, labels)
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 
+    def measure_distance(self, i: int, z: Tensor, labels: Tensor) -> float:
+        """Return the distance of the gradients for the latent z (D,) of case i, added over observations by their weights.
+
+        labels: as in `decode_case`.
+        """
+        x, y = self.decode_case(i, z, labels)
+        rows = [view.get_case(i) for view in self.views]
+        distances = [row["gamma"] * view.compute_distance(row, x, y, z) for view, row in zip(self.views, rows, strict=True)]
+        return float(torch.stack(distances).sum())
+
     def decode_answer(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples x and labels y of the latent z (D,) of case i in the form of the attack's answer.
 

@@ -35,7 +35,7 @@ from attacker.attacks.matching.saved_state import (
     to_device,
     unpack_bests,
 )
-from attacker.attacks.matching.settings import MatchingSettings
+from attacker.attacks.matching.settings import MIN_POLISH_GAIN, MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
@@ -120,26 +120,28 @@ class MatchingRun:
         return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
 
     def _count_polishing_iterations(self) -> int:
-        polish, attack = self.attack.polish, self.attack
-        noisy = any(view.noisy for view in self.batch.views)
-        if polish is None or not attack.sees_gradient or noisy or self._draws_at_random:
+        """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`."""
+        attack, batch = self.attack, self.batch
+        if attack.polish is None or not attack.sees_gradient:
             return 0
-        return polish.count_iterations(attack.search)
+        unexplained = batch.in_order is not None or any(view.noisy for view in batch.views) or self._draws_at_random
+        return 0 if unexplained else attack.polish.count_iterations(attack.search)
 
     def _polish(self) -> None:
-        """Search again by L-BFGS from the best results, and replace them (`Polish`), except for cases given up."""
+        """Search again by L-BFGS from the best results, and replace those that become much better, see `Polish`."""
         chosen = [i for i, best in enumerate(self.best) if not best.given_up and isfinite(best.loss)]
         if not self.polishing or self.interrupted or not chosen:
             return
-        run = PolishingRun(self, chosen)
-        run._search(list(range(len(chosen))), 0)
-        for place, i in enumerate(chosen):
-            best, polished = self.best[i], run.best[place]
-            best.z = polished.z
-            best.iterations += polished.iterations
-            best.evaluations += polished.evaluations
-            best.polished = polished.evaluations
-        self.interrupted |= {chosen[place] for place in run.interrupted}
+        polishing = PolishingRun(self, chosen)
+        before = polishing.measure_distances()
+        polishing._search(list(range(len(chosen))), 0)
+        for i, own, first, last in zip(chosen, polishing.best, before, polishing.measure_distances(), strict=True):
+            best = self.best[i]
+            best.iterations += own.iterations
+            best.evaluations += own.evaluations
+            if MIN_POLISH_GAIN * last <= first:
+                best.z, best.polished = own.z, own.evaluations
+        self.interrupted |= {chosen[place] for place in polishing.interrupted}
 
     @property
     def _starts(self) -> int:
@@ -324,11 +326,23 @@ class PolishingRun(MatchingRun):
             prefix_memory(first.memory, "polish "),
         )
 
+    def measure_distances(self) -> list[float]:
+        """Return the distance of the gradients for each case: of its best result, or before the search of its start."""
+        found = [best if best.z is not None else start for best, start in zip(self.best, self.starts, strict=True)]
+        return [self.batch.measure_distance(i, *_get_latent(best)) for i, best in enumerate(found)]
+
     def _find_labels(self, pending: list[int], restart: int) -> Tensor:
-        return torch.stack([start.labels for i in pending if (start := self.starts[i]).labels is not None])
+        return torch.stack([_get_latent(self.starts[i])[1] for i in pending])
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
-        return torch.stack([start.z for i in pending if (start := self.starts[i]).z is not None])
+        return torch.stack([_get_latent(self.starts[i])[0] for i in pending])
+
+
+def _get_latent(best: BestResult) -> tuple[Tensor, Tensor]:
+    """Return the latent vector (D,) and the labels (V,) of a result that a search has found."""
+    assert best.z is not None
+    assert best.labels is not None
+    return best.z, best.labels
 
 
 def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:

@@ -83,6 +83,17 @@ def test_there_is_no_polish_where_true_examples_do_not_explain_the_gradient(
     assert (run.polishing, run.steps) == (0, 100)
 
 
+def test_polish_is_dropped_if_the_gradient_stays_unexplained(observe: Callable[..., object]) -> None:
+    """Two large local steps are taken for one, so that no image explains the update; L-BFGS would fit the difference."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    batch = torch.rand(2, 1, 8, 8, generator=seeded(3)), torch.tensor([1, 2])
+    seen = observe(batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=30.0)
+    (alone,) = inverting_gradients(steps=60, polish=0.0, give_up=0.0)([Case((seen,))], rng=seeded())
+    (polished,) = inverting_gradients(steps=100, polish=0.4, give_up=0.0)([Case((seen,))], rng=seeded())
+    assert torch.equal(polished.x, alone.x)
+    assert (polished.iterations, polished.evaluations) == (62, 100)
+
+
 def test_null_is_not_polished(image_case: Make) -> None:
     cases = [image_case(i)[0] for i in range(2)]
     plain = inverting_gradients(steps=60, polish=0.0).null()(cases, rng=seeded())
