@@ -56,7 +56,8 @@ def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     variation = attack.prior.variation
     falls = f", from {variation.continuation:g} times it" * (variation.continuation > 1)
     tv = f"tv {attack.prior.tv:g}" + " of colours" * (variation.measure is colour_variation) + falls
-    return f"{optimiser}, {distance}{layers}, {tv}{decoder}, {search.steps} iterations, {search.restarts} starts{start}"
+    polish = f", the last {attack.polish.share:.0%} by L-BFGS" if attack.polish else ""
+    return f"{optimiser}, {distance}{layers}, {tv}{decoder}, {search.steps} iterations{polish}, {search.restarts} starts{start}"
 
 
 def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
