@@ -124,8 +124,9 @@ class MatchingRun:
         attack, batch = self.attack, self.batch
         if attack.polish is None or not attack.sees_gradient:
             return 0
-        unexplained = batch.in_order is not None or any(view.noisy for view in batch.views) or self._draws_at_random
-        return 0 if unexplained else attack.polish.count_iterations(attack.search)
+        noisy = any(view.noisy for view in batch.views) or self._draws_at_random
+        by_gradient = not noisy and batch.in_order is None and not batch.views_with_statistics
+        return attack.polish.count_iterations(attack.search) if by_gradient else 0
 
     def _polish(self) -> None:
         """Search again by L-BFGS from the best results, and replace those that become much better, see `Polish`."""

@@ -103,8 +103,9 @@ class Polish:
     share: share of the gradient evaluations of a search, at its end, that L-BFGS makes; at least 0 and below 1.
 
     There is no second search for a null, nor after a search that was given up or interrupted, nor if clients draw random numbers
-    or a defense adds noise of known variance, since L-BFGS would then fit what the true examples do not explain, nor if the state
-    of a defense is simulated over rounds (`CaseBatch.in_order`).
+    or a defense adds noise of known variance, since L-BFGS would then fit what the true examples do not explain. There is none
+    either if the state of a defense is simulated over rounds (`CaseBatch.in_order`), or if the loss compares returned statistics
+    of batch norm: such searches end far from the minimum, and need all steps of Adam.
     """
 
     share: float

@@ -264,7 +264,7 @@ def inverting_gradients(
     polish: share of the gradient evaluations, at the end, that L-BFGS makes from the best result of Adam, on squared distances in
             units of each tensor, with a total variation that falls to a tenth of `tv` (`Polish`); the paper has no such search.
             With 0, Adam makes all of them, as it does for the null, behind noise of known variance, and for clients that draw
-            random numbers while they train.
+            random numbers while they train or return statistics of batch norm.
     """
     is_calibrated = (learning_rate, signed, decoder, denoiser) == (INVERTING_RATE, False, "pixels", NO_ENHANCER)
     is_calibrated = is_calibrated and not (feature_matching or latent or consistency or gradient_penalty or draws or surrogate)

@@ -11,6 +11,7 @@ from torch.func import vmap
 
 from attacker.attacks import ATTACKS, Case, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.gradient_matching import MatchingRun
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.presets import get_arguments
 from attacker.attacks.simulation.batch_statistics import Statistics, compute_statistics, measure_mismatch, read_statistics
@@ -168,6 +169,13 @@ def test_early_tests_for_hopeless_searches_are_left_out_with_returned_statistics
     attack = inverting_gradients(steps=20, batch_norm=0.0 if early else 1.0).copy_with(stop=stop)
     (found,) = attack([case], rng=torch.Generator().manual_seed(0))
     assert len(found.loss) == (4 if early else 20)
+
+
+@pytest.mark.parametrize(("weight", "adam"), [(0.0, 60), (1.0, 100)])
+def test_searches_that_compare_statistics_are_not_polished(weight: float, adam: int) -> None:
+    case = Case((observe(draw_batches(1)),))
+    run = MatchingRun(inverting_gradients(batch_norm=weight, steps=100), [case], torch.Generator().manual_seed(0), None)
+    assert run.steps == adam
 
 
 @pytest.mark.parametrize("name", ["inverting_gradients", "agic"])
