@@ -150,8 +150,8 @@ def loss_at(attack: MatchingSettings, case: Case, x: Tensor, y: Tensor) -> Tenso
         lambda tv: cpl(tv=tv, distance="cosine"),
         lambda tv: cpl(tv=tv),
         lambda tv: inverting_gradients(tv=tv, colour=False),
-        lambda tv: agic(tv=tv).matching,
-        lambda tv: agic(tv=tv, distance="euclidean", optimiser="wolfe").matching,
+        lambda tv: agic(tv=tv, colour=False).matching,
+        lambda tv: agic(tv=tv, colour=False, distance="euclidean", optimiser="wolfe").matching,
     ],
     ids=["cpl by cosine", "cpl", "inverting_gradients", "agic", "agic by squares"],
 )
