@@ -143,7 +143,7 @@ def test_an_attack_for_which_nothing_is_left_is_not_told_a_negative_share() -> N
     first, second = _share_budget(sizes, 10.0)
     assert isinstance(first, PlannedAttack)
     assert isinstance(second, NotChecked)
-    assert "more than earlier attacks leave of the budget of 10 seconds: give --budget 121s or more" in second.reason
+    assert "more than earlier attacks leave of the budget of 10 seconds: give --budget 73s or more" in second.reason
     _, second = _share_budget(sizes, 20.0)
     assert isinstance(second, NotChecked)
     assert "more than its share (8.0 seconds) of the budget of 20 seconds" in second.reason

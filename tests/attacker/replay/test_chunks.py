@@ -60,7 +60,8 @@ def test_chunk_size_depends_on_the_memory_with_histories(monkeypatch: pytest.Mon
     [
         ("cpl", {}, 202),
         ("cpl", {"optimiser": "wolfe"}, 205),
-        ("inverting_gradients", {}, 2),
+        ("inverting_gradients", {}, 202),
+        ("inverting_gradients", {"polish": 0.0}, 2),
         ("agic", {"optimiser": "lbfgs"}, 202),
         ("exact", {}, 202),
         ("hgap", {}, 202),
