@@ -54,7 +54,8 @@ class GradientMatching(MatchingSettings):
         search = self.search
         evaluations = search.steps * search.optimiser.period * search.at_once
         starts = search.restarts // search.at_once + (self.warm_start is not None) if self.sees_gradient else 1
-        vectors = max(search.optimiser.remembers, LBFGS().remembers if self.polish else 0)
+        polished = self.polish is not None and self.sees_gradient and self.polish.count_iterations(search) > 0
+        vectors = max(search.optimiser.remembers, LBFGS().remembers * polished)
         return Effort(evaluations=evaluations, vectors=vectors, searches=search.at_once, starts=starts)
 
     def null(self) -> "GradientMatching":

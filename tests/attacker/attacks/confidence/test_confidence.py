@@ -70,7 +70,7 @@ def test_likely_answers_of_short_starts_are_undecided(
         return estimates.ConfidenceEstimates(torch.full_like(explained, 0.9), explained, found)
 
     monkeypatch.setattr(estimates, "judge", call_likely)
-    attack = inverting_gradients(steps=steps, restarts=restarts).copy_with(stop=Stop(patience=steps, decrease=0.0, stuck=0.0))
+    attack = inverting_gradients(steps=steps, restarts=restarts, polish=0.0).copy_with(stop=Stop(patience=steps, decrease=0.0, stuck=0.0))
     (found,) = attack([image_case(0)[0]], rng=seeded())
     assert found.evaluations == steps * restarts
     assert (float(found.confidence[0]) >= 0.5) == likely
@@ -229,7 +229,7 @@ def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely(obs
     ring[..., 3:13, 3:13], ring[..., 4:12, 4:12] = 1.0, 0.0
     model, data = ModelSpec(name="smooth-for-confidence"), DataSpec(shape=(1, 16, 16), num_classes=4)
     weights = {name: p.detach() for name, p in smooth().named_parameters()}
-    attack = inverting_gradients(steps=200, tv=1e-3, signed=False)
+    attack = inverting_gradients(steps=200, polish=0.0)
     seen = observe((ring, torch.tensor([2])), model=model, data=data, weights=weights)
     (found,) = attack([Case((seen,))], rng=seeded())
     assert found.explained is not None

@@ -218,10 +218,8 @@ def test_denoiser_keeps_the_search_near_images_that_it_leaves(
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("grey", "none"):
         references.admit(f"my_denoisers:{name}")
-    spread = [
-        float((attack(case, name="inverting_gradients", steps=60, denoiser_weight=w, denoiser="my_denoisers:grey").x - 0.5).std())
-        for w in (0.0, 100.0)
-    ]
+    settings = {"name": "inverting_gradients", "steps": 60, "polish": 0.0, "denoiser": "my_denoisers:grey"}
+    spread = [float((attack(case, **settings, denoiser_weight=weight).x - 0.5).std()) for weight in (0.0, 100.0)]
     assert spread[1] < 0.2 * spread[0]
     with pytest.raises(ValueError, match="a denoiser must map images"):
         attack(case, denoiser="my_denoisers:none")
