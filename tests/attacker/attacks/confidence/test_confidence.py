@@ -70,7 +70,8 @@ def test_likely_answers_of_short_starts_are_undecided(
         return estimates.ConfidenceEstimates(torch.full_like(explained, 0.9), explained, found)
 
     monkeypatch.setattr(estimates, "judge", call_likely)
-    attack = inverting_gradients(steps=steps, restarts=restarts, polish=0.0).copy_with(stop=Stop(patience=steps, decrease=0.0, stuck=0.0))
+    stop = Stop(patience=steps, decrease=0.0, stuck=0.0)
+    attack = inverting_gradients(steps=steps, restarts=restarts, polish=0.0).copy_with(stop=stop)
     (found,) = attack([image_case(0)[0]], rng=seeded())
     assert found.evaluations == steps * restarts
     assert (float(found.confidence[0]) >= 0.5) == likely
