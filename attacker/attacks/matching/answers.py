@@ -28,9 +28,12 @@ from attacker.attacks.simulation.gradients import squared_norm
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
 
-def build_answer(batch: CaseBatch, i: int, best: BestResult, rng: Generator, seconds: float, interrupted: bool) -> Reconstruction:
+def build_answer(
+    batch: CaseBatch, i: int, best: BestResult, rng: Generator, *, steps: int, seconds: float, interrupted: bool
+) -> Reconstruction:
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
+    steps:   maximum number of iterations of the search, without those of a polish (`Polish`).
     rng:     its seed determines the random estimates on which the confidence is based.
     seconds: time that the search took per case, to which the time that this function takes is added. interrupted: whether the
              user interrupted the search.
@@ -60,23 +63,26 @@ def build_answer(batch: CaseBatch, i: int, best: BestResult, rng: Generator, sec
         interrupted=interrupted or judged.interrupted,
         notes=(
             *(batch.links[i].notes if batch.attack.sees_gradient else ()),
-            *_note_giving_up(batch, best),
+            *_note_giving_up(batch, best, steps),
             *_note_enhancement(batch),
             *judged.notes,
         ),
     )
 
 
-def _note_giving_up(batch: CaseBatch, best: BestResult) -> tuple[str, ...]:
-    """Return one note, as a tuple, if the search was stopped early as its loss stayed high (`Stop`); else an empty tuple."""
+def _note_giving_up(batch: CaseBatch, best: BestResult, steps: int) -> tuple[str, ...]:
+    """Return one note, as a tuple, if the search was stopped early as its loss stayed high (`Stop`); else an empty tuple.
+
+    steps: maximum number of iterations of the search, without those of a polish.
+    """
     if not best.given_up:
         return ()
-    search, made = batch.attack.search, len(best.history)
-    limit = search.stop.get_hopeless_loss(made, search.steps)
+    made = len(best.history)
+    limit = batch.attack.search.stop.get_hopeless_loss(made, steps)
     high = isfinite(limit) and float(best.history[-1]) > limit * float(best.history[0])
     reason = f"was still above {limit:.0%} of that at the start" if high else "hardly fell below that of a grey image"
     return (
-        f"the search was given up after {made} of {search.steps} iterations, because its loss {reason}; --set give_up=0 "
+        f"the search was given up after {made} of {steps} iterations, because its loss {reason}; --set give_up=0 "
         "searches to the end",
     )
 

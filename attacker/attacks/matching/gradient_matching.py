@@ -118,7 +118,10 @@ class MatchingRun:
                 self._save(restart)
         self._polish()
         seconds = (perf_counter() - started) / len(self.cases)
-        return [build_answer(self.batch, i, best, self.rng, seconds, i in self.interrupted) for i, best in enumerate(self.best)]
+        return [
+            build_answer(self.batch, i, best, self.rng, steps=self.steps, seconds=seconds, interrupted=i in self.interrupted)
+            for i, best in enumerate(self.best)
+        ]
 
     def _count_polishing_iterations(self) -> int:
         """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`."""
@@ -127,7 +130,7 @@ class MatchingRun:
             return 0
         noisy = any(view.noisy for view in batch.views) or self._draws_at_random
         by_gradient = not noisy and batch.in_order is None and not batch.views_with_statistics
-        return attack.polish.count_iterations(attack.search) if by_gradient else 0
+        return attack.polish.count_iterations(attack.search) if by_gradient and not attack.objective.robust else 0
 
     def _polish(self) -> None:
         """Search again by L-BFGS from the best results, and replace those that become much better, see `Polish`."""

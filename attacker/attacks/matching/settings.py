@@ -104,8 +104,9 @@ class Polish:
 
     There is no second search for a null, nor after a search that was given up or interrupted, nor if clients draw random numbers
     or a defense adds noise of known variance, since L-BFGS would then fit what the true examples do not explain. There is none
-    either if the state of a defense is simulated over rounds (`CaseBatch.in_order`), or if the loss compares returned statistics
-    of batch norm: such searches end far from the minimum, and need all steps of Adam.
+    either if the state of a defense is simulated over rounds (`CaseBatch.in_order`), if the loss compares returned statistics of
+    batch norm (such searches end far from the minimum, and need all steps of Adam), or with `Objective.robust`, whose scale is
+    not that of squared distances.
     """
 
     share: float

@@ -84,7 +84,7 @@ def agic(
     far above this value, for example because of wrong links, have less influence (Cauchy's loss).
     coarse: share of the steps, at the beginning, whose large convolutions are computed in bfloat16 if the device computes it
     faster; this recovers slightly less.
-    polish: as in `inverting_gradients`, in the joint search, with the optimiser adam only; the paper has no such search.
+    polish: as in `inverting_gradients`, in the joint search, with the optimiser adam and without robust; the paper has none.
     closed_forms: try the closed forms of `exact` that do not iterate on single rounds first, and search only for examples that
     none certifies.
     """

@@ -214,7 +214,8 @@ def inverting_gradients(
     The total variation is that of colours, and its weight falls during the search, unless `colour` and `continuation` are set to
     the paper's values.
 
-    steps: maximum number of iterations, of one gradient evaluation each. restarts: as in `dlg`.
+    steps: maximum number of gradient evaluations: one per iteration of Adam, and 20 per iteration of L-BFGS (see polish). Shares
+    of the steps, below, are of those of Adam. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
     inputs, which --preset published converts to pixels.
     learning_rate: learning rate of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the

@@ -12,7 +12,6 @@ from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.base import estimate_effort
 from attacker.attacks.matching.gradient_matching import MatchingRun
 from attacker.attacks.matching.priors import total_variation
-from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS
 from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
@@ -94,6 +93,12 @@ def test_polish_is_dropped_if_the_gradient_stays_unexplained(observe: Callable[.
     assert (polished.iterations, polished.evaluations) == (62, 100)
 
 
+def test_there_is_no_polish_with_a_robust_loss(image_case: Make) -> None:
+    """The scale of the robust loss is that of cosines, and no squared distance is near it."""
+    for robust, steps in ((0.0, 60), (0.1, 100)):
+        assert MatchingRun(agic(steps=100, robust=robust).matching, [image_case()[0]], seeded(), None).steps == steps
+
+
 def test_null_is_not_polished(image_case: Make) -> None:
     cases = [image_case(i)[0] for i in range(2)]
     plain = inverting_gradients(steps=60, polish=0.0).null()(cases, rng=seeded())
@@ -105,10 +110,12 @@ def test_null_is_not_polished(image_case: Make) -> None:
 
 def test_searches_that_were_given_up_are_not_polished(image_case: Make) -> None:
     cases = [image_case(i)[0] for i in range(2)]
-    attack = inverting_gradients(steps=300)
-    hopeless = attack.copy_with(stop=replace(attack.search.stop, hopeless=0.0, unexplained=0.0, early=()))
+    attack = inverting_gradients(steps=1000)
+    hopeless = attack.copy_with(stop=replace(attack.search.stop, hopeless=0.0, unexplained=0.0, early=(), stall=None))
     for found in hopeless(cases, rng=seeded()):
-        assert found.evaluations == MIN_GIVE_UP_STEPS
+        assert found.evaluations == 60  # a tenth of those of Adam
+        (note,) = (note for note in found.notes if "given up after" in note)
+        assert "after 60 of 600 iterations, because its loss was still above 0% of that at the start" in note
 
 
 @dataclass
