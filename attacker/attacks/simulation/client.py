@@ -83,6 +83,15 @@ def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
     return sizes, training.steps or len(sizes)
 
 
+def count_repeated_steps(training: Training, examples: int) -> int:
+    """Return the number of local steps of a client whose steps are each on all of its examples, and 1 for all other clients.
+
+    The examples of each step are then known, and not only those of the round. examples: their number; 0 if it is unknown.
+    """
+    sizes = training.count_step_examples(examples) if examples else None
+    return len(sizes) if sizes and set(sizes) == {examples} else 1
+
+
 def build_channel(observation: Observation, model: nn.Module) -> Channel:
     """Return the channel (the attacker's model of what defenses do to an update) of an attacker that knows all defenses.
 
