@@ -206,9 +206,10 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
         for _ in range(steps):
             loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
             found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-            distance = _compute_cosine_distance(found, target) if setting.cosine else _compute_squared_distance(found, target)
             if setting.cosine:
-                distance = distance + TV_WEIGHT * total_variation(x)
+                distance = _compute_cosine_distance(found, target) + TV_WEIGHT * total_variation(x)
+            else:
+                distance = torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -216,10 +217,6 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
             schedule.step()
             if setting.cosine:
                 x.data.clamp_(0, 1)
-
-
-def _compute_squared_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
 
 
 def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
