@@ -244,8 +244,7 @@ def _solve_system(
 ) -> tuple[Tensor, Tensor]:
     """Solve a layer's equations for its input x; return x and the relative residual (N,) of the scaled equations.
 
-    With preconditioning (`rgap.scaled`), convolutions are solved in batches of problems that fit into a quarter of a GPU's free
-    memory, or into 128 MiB on a CPU.
+    With preconditioning (`rgap.scaled`), convolutions are solved in batches of problems that fit into memory.
     unknowns: number of the layer's input values that the network uses. start: x at which the iterations begin; 0 if None.
     """
     layer = system.layer
@@ -254,8 +253,7 @@ def _solve_system(
     if not rgap.scaled:
         solved = solve_least_squares(system, target, tolerance=rgap.tolerance, iterations=rgap.iterations)
         return solved.x, solved.residual
-    limit = torch.cuda.mem_get_info(system.k.device)[0] // 4 if system.k.device.type == "cuda" else 2**27
-    size = max(1, limit // estimate_bytes(layer))
+    size = max(1, _get_memory_limit(system.k.device) // estimate_bytes(layer))
     found = [
         _solve_part(system.select(rows), target.select(rows), unknowns, rgap, None if start is None else start[rows])
         for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
@@ -289,6 +287,11 @@ def _count_spare_equations(system: LayerSystem, unknowns: int) -> Tensor:
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
     return torch.where(spare > MIN_SURPLUS_EQUATIONS, spare.to(system.k.dtype), torch.inf)
+
+
+def _get_memory_limit(device: torch.device) -> int:
+    """Return the memory in bytes that solving may use: a quarter of a GPU's free memory, or 128 MiB on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 2**27
 
 
 def _solve_linear_layer(system: LayerSystem, target: EquationValues, *, paper: bool) -> tuple[Tensor, Tensor]:
