@@ -46,10 +46,6 @@ def test_whole_weights_are_decoded_against_the_ones_that_were_sent() -> None:
         encode(update, "weights")
 
 
-def test_dense_sends_every_coordinate() -> None:
-    assert find_sent(encode({"w": torch.ones(2)}), {}) == {}
-
-
 @pytest.mark.parametrize("use", [lambda: encode({}, "zip"), lambda: decode(Payload(tensors={}, codec="zip"), {})])
 def test_an_unknown_codec_is_named(use: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"unknown codec 'zip'\. Known: bits, dense"):
