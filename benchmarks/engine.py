@@ -59,6 +59,7 @@ from attacker.attacks.matching.settings import Search
 from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.simulation.client import build_network
+from attacker.scoring.metrics import psnr
 from fedsim.recording import DataSpec, Observation
 
 TABLES = ("lenet", "resnet", "quality")
@@ -206,9 +207,10 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
         for _ in range(steps):
             loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
             found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-            distance = _compute_cosine_distance(found, target) if setting.cosine else _compute_squared_distance(found, target)
             if setting.cosine:
-                distance = distance + TV_WEIGHT * total_variation(x)
+                distance = _compute_cosine_distance(found, target) + TV_WEIGHT * total_variation(x)
+            else:
+                distance = torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -216,10 +218,6 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
             schedule.step()
             if setting.cosine:
                 x.data.clamp_(0, 1)
-
-
-def _compute_squared_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    return torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
 
 
 def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
@@ -301,7 +299,7 @@ def _measure_equal_settings(has_breaching: bool, options: Options) -> tuple[list
     rows, quality, seconds = [], {}, {}
     for name, run in sides.items():
         with measure_cpu() as clock:
-            quality[name] = _compute_psnr(run(), truth)
+            quality[name] = psnr(run().clamp(0, 1), truth)
         seconds[name] = clock.seconds
         each = " ".join(f"{value:.1f}" for value in quality[name].tolist())
         row = {"network": "resnet20_4", "attack": name, "images": count, "iterations": steps, "psnr": float(quality[name].mean())}
@@ -343,12 +341,6 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
 def _reconstruct(attack: GradientMatching, cases: Sequence[Case], options: Options) -> Tensor:
     found = replace(attack, device=options.device)(cases, rng=Generator().manual_seed(options.seed))
     return torch.cat([one.x for one in found])
-
-
-def _compute_psnr(guess: Tensor, truth: Tensor) -> Tensor:
-    """Return the PSNR of each image in dB, (N,), after `guess` is clamped to [0, 1]."""
-    mse = (guess.clamp(0, 1) - truth).square().flatten(1).mean(dim=1)
-    return -10 * mse.log10()
 
 
 if __name__ == "__main__":

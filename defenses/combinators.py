@@ -21,7 +21,8 @@ def add_feedback(compressor: Defense) -> Defense:
 
     def apply(update: Update, state: State, rng: Generator) -> tuple[Update, State]:
         due = {name: t + state[f"residual/{name}"] for name, t in update.items()}
-        sent, inner = compressor.apply(due, _select_state(state, "inner/"), rng)
+        kept = {name.removeprefix("inner/"): t for name, t in state.items() if name.startswith("inner/")}
+        sent, inner = compressor.apply(due, kept, rng)
         return sent, _join_states({name: t - sent[name] for name, t in due.items()}, inner)
 
     return Defense(init, apply)
@@ -66,7 +67,3 @@ def in_gradient_units(defense: Defense, learning_rate: float) -> Defense:
 
 def _join_states(residual: Update, inner: State) -> State:
     return {f"residual/{name}": t for name, t in residual.items()} | {f"inner/{name}": t for name, t in inner.items()}
-
-
-def _select_state(state: State, prefix: str) -> State:
-    return {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}

@@ -1,7 +1,6 @@
 """Output of an audit: a page, JSON, SARIF and JUnit."""
 
 import xml.etree.ElementTree as ElementTree
-from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def render(found: Audit, run: Path) -> str:
             least_likely=MIN_LIKELY,
             meanings=GRADE_MEANINGS,
             grades=GRADES,
-            pictures={file: _make_data_uri(run, file) for file in shown if not file.endswith(".json")},
+            pictures={file: read_bytes(run, file, limit=MAX_PICTURE_BYTES) for file in shown if not file.endswith(".json")},
             table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
         )
     )
@@ -153,9 +152,3 @@ def to_junit(found: Audit) -> str:
 
 def _read_table_row(run: Path, file: str) -> ExamplePair:
     return read_pair(run, file, Recording(run / "recording").manifest.data.columns)
-
-
-def _make_data_uri(run: Path, picture: str) -> str:
-    path = Path(picture)
-    content = read_bytes(run, str(path), limit=MAX_PICTURE_BYTES)
-    return f"data:image/png;base64,{b64encode(content).decode()}"

@@ -63,7 +63,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
         grade="serious",
         title="The reported epsilon is smaller than the declared noise allows.",
         evidence=f"Round {row['round']}: epsilon {_read_epsilon(row):.3g} is reported, but the declared noise gives "
-        f"{_format(expected)}. {cause}",
+        f"{'no finite epsilon' if math.isinf(expected) else format(expected, '.3g')}. {cause}",
         advice="Account every noisy message and every round; quote the budget of the whole training.",
     )
 
@@ -112,7 +112,3 @@ def _list_reported_sizes(recording: Recording) -> list[int]:
 
 def _compute_epsilon(noise: Noise, delta: float, times: int) -> float:
     return compute_epsilon(noise, delta=delta, times=times) if noise.multiplier > 0 else math.inf
-
-
-def _format(value: float) -> str:
-    return "no finite epsilon" if math.isinf(value) else f"{value:.3g}"

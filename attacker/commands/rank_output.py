@@ -176,7 +176,9 @@ def write_verdict(report: RankReport) -> list[str]:
     else:
         lines = [] if report.readable else ["Its last layer is a convolution, and closed forms need a linear last layer."]
         lines += [_describe_lack(i, report) for i in reversed(report.deficient_layers)]
-        lines += [_describe_unused(report)] * bool(report.unused)
+        if report.unused:
+            inputs = report.layers[0].unknowns
+            lines.append(f"{report.unused:,} of the input's {inputs:,} values are not used by the network, and cannot leak.")
         lines.append(_describe_whole(report))
     if report.dead is not None:
         lines.append(f"This assumes that {report.dead:.0%} of each ReLU's outputs are 0, each of which hides a pre-activation.")
@@ -202,10 +204,6 @@ def _describe_lack(position: int, report: RankReport) -> str:
         f"Layer {position + 1} of {len(report.layers)} has {layer.rank:,} independent equations for {layer.used:,} unknowns: "
         f"{layer.missing:,} are missing.{ends}"
     )
-
-
-def _describe_unused(report: RankReport) -> str:
-    return f"{report.unused:,} of the input's {report.layers[0].unknowns:,} values are not used by the network, and cannot leak."
 
 
 def _describe_whole(report: RankReport) -> str:

@@ -5,7 +5,7 @@ when it resumes. On a GPU they depend on the memory that is free at the start.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from math import ceil
 from pathlib import Path
@@ -49,14 +49,12 @@ def split_into_chunks(
     """
     able = [case for case in cases if not case.reason]
     ordered = sorted(able, key=lambda case: case.sizes)  # stable: then in the order of the recording
-    return [
-        part for _, group in groupby(ordered, key=lambda case: case.sizes) for part in _split_group(list(group), footprint, chunk)
-    ]
-
-
-def _split_group(cases: list[PlannedCase], footprint: "CaseFootprint", chunk: int | None) -> Iterator[tuple[PlannedCase, ...]]:
-    size = chunk or footprint.choose_chunk_size(cases[0].sizes, len(cases))
-    return (tuple(cases[i : i + size]) for i in range(0, len(cases), size))
+    chunks = []
+    for sizes, same in groupby(ordered, key=lambda case: case.sizes):
+        group = tuple(same)
+        size = chunk or footprint.choose_chunk_size(sizes, len(group))
+        chunks += [group[i : i + size] for i in range(0, len(group), size)]
+    return chunks
 
 
 NO_EFFORT = Effort()

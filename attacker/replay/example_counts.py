@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import list_linear, record_calls, run_forward_pass
 from attacker.attacks.simulation.client import build_network, compute_total_step, get_buffers
 from fedsim import models
 from fedsim.recording import Observation
@@ -90,23 +90,14 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     Layers whose update is zero or missing are left out.
     """
     model = build_network(observation)
-    inputs: dict[str, Tensor] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _, args, name=name: inputs.update({name: args[0]}))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
     buffers, _ = get_buffers(model, [observation])
     x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
-    try:
-        with torch.no_grad():
-            run_forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), record_calls(list_linear(model)) as seen:
+        run_forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
     head = models.find_head(model, observation.data)[0] if models.has_head(model, observation.data) else ""
     found = {}
-    for name, given in inputs.items():
+    for name, calls in seen.items():
+        given, _ = calls[-1]
         update = observation.update.get(f"{name}.weight")
         if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
             classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer's gradient add up to zero

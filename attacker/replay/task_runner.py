@@ -105,7 +105,7 @@ class TaskRunner:
         If attacking them together raises an error, attack each half on its own, so that one bad case does not make others fail.
         """
         keys = tuple(case.key for case in cases)
-        if all(self._is_done(key) for key in keys):
+        if all(is_done(self.folder, key) for key in keys):
             return
         memory = FileMemory(self.folder, keys, self.job.origin, every=self.job.every, look=self.look)
         memory.begin()
@@ -152,7 +152,7 @@ class TaskRunner:
         result of an interrupted search replaces an earlier file only if its last loss is lower than the last loss in this file.
         """
         key = reconstruction.case
-        if self._is_done(key):  # finished before an earlier run of the task was interrupted
+        if is_done(self.folder, key):  # finished before an earlier run of the task was interrupted
             return
         if not bool(torch.isfinite(reconstruction.loss[-1:]).all() and torch.isfinite(reconstruction.x).all()):
             if not reconstruction.interrupted:
@@ -169,9 +169,6 @@ class TaskRunner:
         places = [(observation.round, observation.client) for observation in case.observations]
         estimates = [(place, self._estimated[place]) for place in places if place in self._estimated]
         return [note if len(places) == 1 else f"round {place[0]}: {note}" for place, note in estimates]
-
-    def _is_done(self, key: str) -> bool:
-        return is_done(self.folder, key)
 
     def _record_failure(self, key: str, reason: str, outcome: TaskOutcome) -> None:
         outcome.failed[key] = reason

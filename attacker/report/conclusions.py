@@ -113,9 +113,10 @@ def _describe_labels(summary: Summary, reads: str) -> str:
 def _describe_unscored(run: ReportedRun) -> str:
     shown = sum(attack.unscored.total for attack in run.attacks)
     if shown and not run.truth:
+        protection = f"under {run.protection}, " if run.protection else ""
         noun, likely = "example was" if shown == 1 else "examples were", sum(attack.unscored.likely for attack in run.attacks)
         text = (
-            f"{_describe_protection(run)}{shown:,} {noun} reconstructed, {likely:,} with a confidence of at least {MIN_LIKELY}, "
+            f"{protection}{shown:,} {noun} reconstructed, {likely:,} with a confidence of at least {MIN_LIKELY}, "
             "and nothing could be scored, because no truth was given"
         )
         return f"{text[0].upper()}{text[1:]}: only the owners of the data can compare them with the originals."
@@ -177,10 +178,6 @@ def describe_coverage(run: ReportedRun) -> str:
     if absent := run.count_observations("failed") + run.count_observations("late"):
         text += f"; {format_count(absent, 'reply', 'replies')} of clients held no update"
     return f"{text}."
-
-
-def _describe_protection(run: ReportedRun) -> str:
-    return f"under {run.protection}, " if run.protection else ""
 
 
 def _name_attack(summary: Summary, manifest: Manifest) -> str:

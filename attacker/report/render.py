@@ -1,6 +1,5 @@
 """Rendering of a report as one HTML page, which needs no other files, on one or several runs."""
 
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,12 +187,8 @@ def _make_environment() -> Environment:
             "describe_growth",
         )
     }
-    environment.filters |= {"data_uri": _make_data_uri, "zoom": _choose_width}
+    environment.filters["zoom"] = _choose_width
     return environment
-
-
-def _make_data_uri(picture: Picture) -> str:
-    return f"data:image/png;base64,{b64encode(picture.png).decode()}"
 
 
 def _choose_width(picture: Picture) -> int:

@@ -1,12 +1,17 @@
 """Jinja environment of the pages: report, audit and sweep."""
 
+from base64 import b64encode
+
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 
 def make_environment(package: str) -> Environment:
     """Return an environment that finds templates in `package`, and then in `attacker.report`, which has the common parts.
 
-    Values are escaped for HTML, and an undefined name in a template raises jinja2.UndefinedError.
+    Values are escaped for HTML, and an undefined name in a template raises jinja2.UndefinedError. The filter `data_uri` turns the
+    bytes of a PNG file into an address that a page can hold.
     """
     loader = ChoiceLoader([PackageLoader(name, package_path="") for name in dict.fromkeys((package, "attacker.report"))])
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["data_uri"] = lambda png: f"data:image/png;base64,{b64encode(png).decode()}"
+    return made

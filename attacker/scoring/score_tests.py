@@ -175,8 +175,6 @@ def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any
 
 def _require_all(tests: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return `p` and `least`, as in `_test_means`, of the test that rejects if all `tests` do (intersection-union test)."""
-    if len(tests) == 1:
-        return dict(tests[0])
     return {"p": max(test["p"] for test in tests), "least": lambda level: max(test["least"](level) for test in tests)}
 
 

@@ -60,7 +60,8 @@ class Verdict:
         if self.outcome == "recovered":
             flat = f", {self.flat} of them nearly of one colour" if self.flat else ""
             recovered = f"{self.recovered} of {_format_count(self.examples)}{flat}; the null recovered {self.null_recovered}"
-            return f"recovered: {recovered}{_format_leaked(self.leaked)}"
+            others = [one.words for one in self.leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
+            return "; ".join((f"recovered: {recovered}", *others))
         if self.outcome == "partly leaked":
             return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
         details = (
@@ -88,11 +89,6 @@ class Verdict:
 
 def _format_count(count: int) -> str:
     return f"{count:,} example{'s' * (count != 1)}"
-
-
-def _format_leaked(leaked: Sequence[Comparison]) -> str:
-    scores = [one.words for one in leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
-    return f"; {'; '.join(scores)}" if scores else ""
 
 
 def _format_detectable(verdict: Verdict) -> str:

@@ -112,6 +112,7 @@ def list_cells(setting: SettingResult) -> list[str]:
     batch, work, rounds = setting.training
     leak = setting.leak
     shown = NOT_AUDITED if leak is not None and not setting.audited else leak.name if leak else setting.failed or "not finished"
+    epsilon = "infinite" if setting.epsilon is None else f"{setting.epsilon:.3g}"
     return [
         str(batch),
         work,
@@ -119,17 +120,11 @@ def list_cells(setting: SettingResult) -> list[str]:
         f"{setting.name}: {setting.settings}" if setting.settings else setting.name,
         "" if setting.accuracy is None else f"{setting.accuracy:.3f}",
         "" if setting.bytes_up is None else f"{setting.bytes_up / 1e6:.3g}",
-        _format_epsilon(setting),
+        epsilon if setting.finished else "",
         shown,
         _format_estimate(leak.rmse) if leak else "",
         _format_estimate(leak.recovered) if leak else "",
     ]
-
-
-def _format_epsilon(setting: SettingResult) -> str:
-    if not setting.finished:
-        return ""
-    return "infinite" if setting.epsilon is None else f"{setting.epsilon:.3g}"
 
 
 def _format_estimate(estimate: Estimate | None) -> str:

@@ -9,7 +9,7 @@ from support.contract import Options, ResultRow, measure_cpu
 from support.matches import EXACT_DB, count_exact, count_false, run_if_applicable
 from support.rounds.federation import make_mlp_client, pretrain
 from support.single_cases import LocalBatch, LocalClient
-from support.splits import Part, load_images
+from support.splits import load_images
 
 TRAINING_IMAGES, TRAINING_STEPS = 512, 300
 SAME_EXAMPLES_DEFENSES = ("", "clip(max_norm=0.01)", "gaussian(snr_db=60)", "gaussian(snr_db=20)")
@@ -58,15 +58,10 @@ def list_batch_settings(*, quick: bool) -> list[LargeBatch]:
     ]
 
 
-def make_batch_row(options: Options, setting: LargeBatch, part: Part = "report") -> ResultRow:
-    """Return one row. Its column `exact` is the share of images recovered with a PSNR above `EXACT_DB`.
-
-    null: this share for the attack's null, which answers with grey images. certified: number of answers with a confidence above
-    0.9. false_certificates: number of certified answers whose PSNR to every image is at most `EXACT_DB`. part: split of the
-    data that the images are from.
-    """
+def make_batch_row(options: Options, setting: LargeBatch) -> ResultRow:
+    """Return one row, whose columns batches.py describes."""
     count, seed = setting.batch * setting.steps, options.seed + setting.draw
-    images = load_images(options, "cifar10", count, part=part, skip=setting.draw * count)
+    images = load_images(options, "cifar10", count, skip=setting.draw * count)
     training = Training(learning_rate=setting.rate, batch_size=setting.batch, steps=setting.steps)
     client = make_mlp_client(images.data, training, hidden=setting.width, seed=seed)
     if setting.state == "trained":

@@ -17,7 +17,7 @@ from support.batches import TRAINING_IMAGES, TRAINING_STEPS
 from support.contract import Options, ResultRow, measure_cpu
 from support.matches import EXACT_DB
 from support.rounds.federation import make_mlp_client, pretrain
-from support.splits import Part, load_images
+from support.splits import load_images
 
 RATE = 0.01
 
@@ -30,7 +30,6 @@ class SeparatedBatch:
     criterion: objective of the separation: "likelihood", or "published" for the loss of the attack's paper.
     refine:    whether the attack, starting from the separated images, solves for exact ones.
     steps:     number of iterations with criterion "published"; "likelihood" ignores it.
-    skip:      number of images at the beginning of the data set's part to leave out, so that two batches share no image.
     """
 
     batch: int
@@ -39,7 +38,6 @@ class SeparatedBatch:
     criterion: str = "likelihood"
     refine: bool = True
     steps: int = 25_000
-    skip: int = 0
 
 
 def list_separated(*, quick: bool) -> list[SeparatedBatch]:
@@ -52,14 +50,9 @@ def list_separated(*, quick: bool) -> list[SeparatedBatch]:
     return [*rows, SeparatedBatch(batch=32, criterion="published", refine=False)]
 
 
-def make_separated_row(options: Options, setting: SeparatedBatch, part: Part = "report") -> ResultRow:
-    """Attack one batch, and return a row on the PSNR of its images, each compared with the one answer assigned to it.
-
-    Columns psnr and median_psnr: mean and median over the images. null: mean PSNR of the null. above_null, above_20, exact:
-    shares of images with a PSNR above the null's PSNR for the same image, above 20 dB, and above `EXACT_DB`. part: part of the
-    data set that the batch is from.
-    """
-    images = load_images(options, "cifar10", setting.batch, part=part, skip=setting.skip)
+def make_separated_row(options: Options, setting: SeparatedBatch) -> ResultRow:
+    """Attack one batch, and return a row on the PSNR of its images, whose columns batches.py describes."""
+    images = load_images(options, "cifar10", setting.batch)
     training = Training(learning_rate=RATE, batch_size=setting.batch, steps=1)
     client = make_mlp_client(images.data, training, hidden=setting.width, seed=options.seed)
     if setting.state == "trained":

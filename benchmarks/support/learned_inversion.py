@@ -11,7 +11,7 @@ from attacker.attacks.presets import get_arguments
 from support.cocktail import measure_assigned
 from support.contract import Options, ResultRow, measure_cpu
 from support.single_cases import make_client
-from support.splits import Part, load_images
+from support.splits import load_images
 
 PUBLIC_IMAGES, ATTACKED = 2000, 8
 """Number of public images, which are of the tuning part, and of attacked images, in batches of one client each."""
@@ -28,17 +28,17 @@ def list_learned_settings(*, quick: bool) -> list[tuple[str, int]]:
     return alone[:2] if quick else [*alone, *((defense, batch) for defense in ("", *DEFENSES[-2:]) for batch in BATCHES)]
 
 
-def make_learned_row(options: Options, defense: str, batch: int, folder: Path, part: Part = "report") -> ResultRow:
+def make_learned_row(options: Options, defense: str, batch: int, folder: Path) -> ResultRow:
     """Return one row: mean PSNR in dB of Learning to Invert, Inverting Gradients and their nulls on clients with one step each.
 
     better: number of images that Learning to Invert recovers with a higher PSNR than its null, the mean public image.
     batch: number of images of a client; the answers for a client are assigned to its images. folder: for the archive of public
-    images. part: split of the data that the attacked images are from.
+    images.
     """
     few = options.quick
     count, public = (2, 200) if few else (ATTACKED, PUBLIC_IMAGES)
     archive = _write_public(options, public, folder)
-    images = load_images(options, "cifar10", count, part=part)
+    images = load_images(options, "cifar10", count)
     client = make_client(MODEL, images.data, seed=options.seed)
     batches = zip(images.x.split(batch), images.y.split(batch), strict=True)
     cases = [client.make_case([one], f"c{i}", defense, noise_seed=i) for i, one in enumerate(batches)]

@@ -10,7 +10,7 @@ from support.attacked import compare_attacks
 from support.calibration import networks
 from support.contract import Options, ResultRow
 from support.single_cases import make_client
-from support.splits import Images, Part, load_images
+from support.splits import Images, load_images
 
 NETWORKS = tuple(f"{networks.__name__}:{name}" for name in ("pooled_with_norm", "resnet8"))
 CLIENTS = (("cifar10", 1, 6), ("cifar10", 4, 2), ("lfw", 2, 3), ("lfw", 8, 5))
@@ -25,13 +25,13 @@ def list_statistics_settings(*, quick: bool) -> list[tuple[str, str, int, int]]:
     return [(*rows[0][:3], 1)] if quick else rows
 
 
-def make_statistics_row(options: Options, network: str, name: str, batch: int, clients: int, part: Part = "report") -> ResultRow:
+def make_statistics_row(options: Options, network: str, name: str, batch: int, clients: int) -> ResultRow:
     """Return one row: mean PSNR in dB and images recovered, with returned statistics, without them, and by the null.
 
     Every client has an untrained network in mode "train", takes one step on a batch, and returns the running statistics.
-    name: data set. batch: number of images of a client. part: part of the data that the images are from.
+    name: data set. batch: number of images of a client.
     """
-    images = load_images(options, name, batch * clients, part=part)
+    images = load_images(options, name, batch * clients)
     cases = _make_cases(network, images, batch, options)
     settings = {**SETTINGS, "steps": 20} if options.quick else SETTINGS
     attacks = {

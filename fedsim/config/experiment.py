@@ -129,10 +129,6 @@ def _rename_squeezing(training: Any) -> Any:
     return {("steps" if key == "gradient_squeezing" else key): value for key, value in training.items()}
 
 
-def _parse_terms(value: Any) -> SecureAggregationTable | Literal[False]:
-    return SecureAggregationTable.parse(value) or False
-
-
 class Experiment(_Frozen):
     """Settings of a complete federation, as its TOML file states them.
 
@@ -156,7 +152,9 @@ class Experiment(_Frozen):
     gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
     inputs: Annotated[str, AfterValidator(_make_validator(InputsSpec.parse))] = ""
-    secure_aggregation: Annotated[SecureAggregationTable | Literal[False], BeforeValidator(_parse_terms)] = False
+    secure_aggregation: Annotated[
+        SecureAggregationTable | Literal[False], BeforeValidator(lambda value: SecureAggregationTable.parse(value) or False)
+    ] = False
     privacy: Privacy = Privacy()
     record: RecordSettings = RecordSettings()
     timeout: float = Field(default=3600.0, gt=0)
@@ -347,11 +345,6 @@ def _find_keys(model: Any, tables: Sequence[str]) -> list[str]:
     return list(getattr(model, "model_fields", ()))
 
 
-def _find_default(key: str) -> Any:
-    field = Experiment.model_fields.get(key)
-    return field.default if field else None
-
-
 def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     """Set a key of parsed TOML in place. Dots separate the keys of tables.
 
@@ -360,8 +353,9 @@ def _override(raw: dict[str, Any], key: str, value: Any) -> None:
     table.
     """
     *tables, last = key.split(".")
-    if tables and isinstance(default := _find_default(tables[0]), NamedSetting):
-        raw.setdefault(tables[0], default.to_toml())
+    field = Experiment.model_fields.get(tables[0]) if tables else None
+    if field is not None and isinstance(field.default, NamedSetting):
+        raw.setdefault(tables[0], field.default.to_toml())
     for table in tables:
         inner = raw.get(table, {})
         raw[table] = inner if isinstance(inner, dict) else {} if isinstance(inner, bool) else {"name": inner}

@@ -205,14 +205,9 @@ def _inspect_head(layer: InspectedLayer) -> Iterator[Tampering]:
     elif len(columns) >= MIN_FEATURES and int((columns * DOMINANT >= columns.max()).sum()) == 1:
         words = f"the weights of feature {int(columns.argmax())} are over 1,000 times those of every other feature"
         yield Tampering(layer.name, "head of a single feature", words)
-    elif layer.bias is not None and bool(zero.any()) and _measure_gap(layer.bias, zero) > MIN_BIAS_GAP:
+    elif layer.bias is not None and bool(zero.any()) and float(layer.bias[zero].min() - layer.bias[~zero].max()) > MIN_BIAS_GAP:
         words = f"large biases switch off {int(zero.sum())} rows, whose weights are zero"
         yield Tampering(layer.name, "head of few classes", words)
-
-
-def _measure_gap(bias: Tensor, zero: Tensor) -> float:
-    """Return by how much the biases of the rows in the mask `zero` are above those of all other rows."""
-    return float(bias[zero].min() - bias[~zero].max())
 
 
 def _inspect_wide_layer(name: str, matrices: Sequence[Tensor]) -> Iterator[Tampering]:

@@ -77,9 +77,10 @@ def find_contradictions(
     kept = bool(counts) and not changed
     counted = passes is None or not counts or max(counts) == passes or (kept and training.buffers == "local")
     if training.mode == "train" and not counted:
+        amount = f"epochs={training.epochs}" if training.epochs else f"steps={training.steps}"
         found.append(
-            f"batch norm saw {max(counts)} batches in a round, and {passes} follow from {_describe(training)}"
-            f"{f' and {reported} examples' if training.epochs else ''}: {KEPT if kept else SETTINGS}"
+            f"batch norm saw {max(counts)} batches in a round, and {passes} follow from batch_size={training.batch_size}, "
+            f"{amount}{f' and {reported} examples' if training.epochs else ''}: {KEPT if kept else SETTINGS}"
         )
     if training.optimiser != "sgd" and passes:
         found += _judge_moves(training, ceil(passes / training.accumulation), before, after)
@@ -174,8 +175,3 @@ def _count_passes(training: Training, reported: int | None) -> int | None:
         return None
     batches = reported / training.batch_size
     return training.epochs * (int(batches) if training.drop_last else ceil(batches))
-
-
-def _describe(training: Training) -> str:
-    amount = f"epochs={training.epochs}" if training.epochs else f"steps={training.steps}"
-    return f"batch_size={training.batch_size}, {amount}"

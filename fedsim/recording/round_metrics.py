@@ -29,8 +29,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             value = row.get(key)
             if key not in row and (key in MEASURE_KEYS or row.get("round") == 0):
                 continue
-            good = _is_count(value) if key in COUNT_KEYS else value is None or type(value) in (int, float)
-            if not good:
+            is_count = type(value) is int and 0 <= value <= MAX_COUNT
+            if not (is_count if key in COUNT_KEYS else value is None or type(value) in (int, float)):
                 reason = f"{shorten(value)} is not a valid value of {key}" if key in row else f"{key} is missing"
                 raise DamagedFile(path, f"row {number}: {reason}; {ROW_ADVICE}")
         for key, value in row.items():
@@ -39,7 +39,3 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 raise DamagedFile(path, f"row {number}: {error}; {ROW_ADVICE}") from None
     return rows
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_COUNT

@@ -111,10 +111,11 @@ class Recorder:
             path = self._make_round_folder(round) / f"{reply.client}.safetensors"
             sha256 = write_tensors(path, _join_tensors(reply.payload.tensors, reply.buffers), below=self.folder, settle=False)
             file, codec = self._to_relative(path), reply.payload.codec
+        metrics = {_to_printable(name): value for name, value in sorted(reply.metrics.items())[:MAX_METRICS]}
         self._pending["observations"].append(
             (
                 *(reply.client, reply.node, reply.status, _to_printable(reply.reason), reply.num_examples),
-                *(file, sha256, codec, reply.bytes, json.dumps(_limit_metrics(reply.metrics)), time.time()),
+                *(file, sha256, codec, reply.bytes, json.dumps(metrics), time.time()),
             )
         )
 
@@ -174,11 +175,6 @@ class Recorder:
 
 def _to_printable(text: str) -> str:
     return text[:MAX_REASON].encode("utf-8", "replace").decode()
-
-
-def _limit_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the first `MAX_METRICS` metrics in alphabetical order, with names cut to `MAX_REASON` characters."""
-    return {_to_printable(name): value for name, value in sorted(metrics.items())[:MAX_METRICS]}
 
 
 def _join_tensors(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

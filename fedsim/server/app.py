@@ -207,7 +207,8 @@ class FederationServer:
         row = {"round": number, **evaluated, **self.strategy.traffic, "seconds": monotonic() - started}
         if number and self.settings.privacy is not None:
             row["privacy"] = self.settings.privacy(number)
-        append_json_lines(self.metrics, {key: _replace_infinite(value) for key, value in row.items()})
+        infinite = {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}  # JSON has none
+        append_json_lines(self.metrics, row | infinite)
         self._write(number, attempt, arrays)
         if self.settings.on_round is not None:
             self.settings.on_round(row)
@@ -221,8 +222,3 @@ class FederationServer:
             generators=checkpoint.read_generators(),
             pseudonyms={str(node): name for node, name in self.strategy.pseudonyms.items()},
         ).write(self.state)
-
-
-def _replace_infinite(value: Any) -> Any:
-    """Return None for a float that is infinite or NaN, which JSON cannot represent, and anything else unchanged."""
-    return None if isinstance(value, float) and not isfinite(value) else value

@@ -137,7 +137,7 @@ def read_strategy(strategy: Strategy) -> StrategyMemory:
             tensors |= {f"{path}/{key}": torch.from_numpy(np.array(array)) for key, array in by_key.items()}
         elif _is_plain(value):
             values[path] = {"kind": "plain", "value": value}
-        elif not callable(value) and not _is_empty(value):
+        elif not callable(value) and (value or not isinstance(value, (dict, list, set, tuple))):
             unsaved.append(f"{path}, of type {type(value).__name__},")
     return StrategyMemory(values=values, tensors=tensors, unsaved=tuple(unsaved))
 
@@ -193,10 +193,6 @@ def _find_arrays(value: Any) -> tuple[str, dict[str, Any]] | None:
     if isinstance(value, dict) and value and all(isinstance(item, (np.ndarray, np.generic)) for item in value.values()):
         return "dict", {str(key): array for key, array in value.items()}
     return None
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, (dict, list, set, tuple)) and not value
 
 
 def _is_plain(value: Any) -> bool:

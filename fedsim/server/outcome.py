@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fedsim.recording.observation import Observation
 from fedsim.recording.reader import Recording
 from fedsim.recording.round_metrics import read_metrics
 
@@ -55,15 +54,10 @@ def find_failures(folder: Path) -> str:
         return "the model diverged: its loss is NaN after the last round; lower training.learning_rate"
     recording = Recording(folder / "recording")
     observations = recording.read_observations(on_damage=lambda error: None)
-    if any(count.complete for count in recording.count_replies()) and not any(
-        map(_is_finite, observations)
-    ):  # stops at the first finite update
+    finite = (all(bool(t.isfinite().all()) for t in observation.update.values()) for observation in observations)
+    if any(count.complete for count in recording.count_replies()) and not any(finite):  # stops at the first finite update
         return "every update holds NaN or infinite values; lower training.learning_rate"
     return ""
-
-
-def _is_finite(observation: Observation) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in observation.update.values())
 
 
 def explain_clearing(folder: Path) -> str:

@@ -1,6 +1,6 @@
 """Recording of strategies of Flower's older interface (`flwr.server.strategy`, with `configure_fit`)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from logging import INFO, WARNING
 from time import time
 from typing import Any, cast
@@ -181,14 +181,11 @@ def _make_reply(sent: Message, result: FitRes, names: ArrayNames) -> Message:
         arrays = names.name_arrays(result.parameters)
     except Exception as error:  # one malformed reply must not end the federation, whatever it raises
         return _make_failure(sent, f"malformed reply: {error}")
-    metrics: dict[str, Any] = {records.NUM_EXAMPLES_KEY: result.num_examples, **_take_numbers(result.metrics or {})}
+    own = (result.metrics or {}).items()  # a recording cannot store booleans, text or bytes
+    numbers = {name: value for name, value in own if isinstance(value, int | float) and not isinstance(value, bool)}
+    metrics: dict[str, Any] = {records.NUM_EXAMPLES_KEY: result.num_examples, **numbers}
     return Message(RecordDict({records.WEIGHTS_KEY: arrays, records.METRICS_KEY: MetricRecord(metrics)}), reply_to=sent)
 
 
 def _make_failure(sent: Message, reason: str) -> Message:
     return Message(Error(FAILED_REPLY, reason), reply_to=sent)
-
-
-def _take_numbers(metrics: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the metrics that are numbers, since a recording cannot store booleans, text or bytes."""
-    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}

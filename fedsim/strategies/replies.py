@@ -55,7 +55,8 @@ class ReplyReader:
 
     def _read(self, content: RecordDict, node: str, size: int) -> Reply:
         if self.foreign:
-            metrics = _join_metrics(content.metric_records.values())
+            records_found = content.metric_records.values()  # of several numbers with the same name, the last counts
+            metrics = {name: v for record in records_found for name, v in record.items() if not isinstance(v, list)}
             examples = _take_count(metrics, self.examples)
         else:
             metrics = records.read_metrics(content)
@@ -206,8 +207,3 @@ def _replace(content: RecordDict, key: str, record: ArrayRecord | MetricRecord) 
     for name in [name for name, other in content.items() if isinstance(other, type(record))]:
         del content[name]
     content[key] = record
-
-
-def _join_metrics(found: Iterable[MetricRecord]) -> dict[str, float]:
-    """Return the numbers in all records of metrics by name, without lists. Of several with the same name, the last counts."""
-    return {name: value for record in found for name, value in record.items() if not isinstance(value, list)}

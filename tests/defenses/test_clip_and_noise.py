@@ -1,6 +1,7 @@
 """Tests of clipping by its definition, and of noise by its distribution."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from generators import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from defenses import Update, channels, clip, clip_each, gaussian, global_norm, laplace
+from defenses import Defense, Update, channels, clip, clip_each, gaussian, global_norm, laplace
 
 
 def flat(update: Update) -> torch.Tensor:
@@ -49,9 +50,10 @@ def test_clip_gives_a_shorter_update_back_bit_for_bit_at_any_bound(dtype: torch.
 
 
 @pytest.mark.parametrize("bound", [0, -1, math.inf, -math.inf, math.nan])
-def test_clip_refuses_an_invalid_bound(bound: float) -> None:
-    with pytest.raises(ValueError, match=f"max_norm must be positive and finite, got {bound}"):
-        clip(bound)
+@pytest.mark.parametrize("build", [clip, clip_each])
+def test_clips_refuse_an_invalid_bound(build: Callable[[float], Defense], bound: float) -> None:
+    with pytest.raises(ValueError, match=f"{build.__name__}: max_norm must be positive and finite, got {bound}"):
+        build(bound)
 
 
 def test_clip_each_bounds_every_tensor_on_its_own() -> None:
@@ -72,16 +74,11 @@ def test_clips_do_not_overflow_in_half_precision() -> None:
     assert torch.equal(clip(1e6).apply(update, {}, seeded())[0]["w"], update["w"])
 
 
-@pytest.mark.parametrize("bound", [0, -1, math.inf, math.nan])
-def test_clip_each_refuses_an_invalid_bound(bound: float) -> None:
-    with pytest.raises(ValueError, match=f"clip_each: max_norm must be positive and finite, got {bound}"):
-        clip_each(bound)
-
-
-@pytest.mark.parametrize("std", [-0.1, math.inf, math.nan])
-def test_gaussian_refuses_an_invalid_deviation(std: float) -> None:
-    with pytest.raises(ValueError, match=f"std must be finite and not negative, got {std}"):
-        gaussian(std)
+@pytest.mark.parametrize("size", [-0.1, math.inf, math.nan])
+@pytest.mark.parametrize(("build", "words"), [(gaussian, "gaussian: std"), (laplace, "laplace: scale")])
+def test_noise_refuses_an_invalid_size(build: Callable[[float], Defense], words: str, size: float) -> None:
+    with pytest.raises(ValueError, match=f"{words} must be finite and not negative, got {size}"):
+        build(size)
 
 
 def test_noise_has_the_mean_and_the_deviation_that_were_asked_for() -> None:
@@ -98,17 +95,6 @@ def test_noise_has_the_mean_and_the_deviation_that_were_asked_for() -> None:
     assert abs(correlation) < 4 / math.sqrt(n)
     neighbours = (noise["w"][1:] * noise["w"][:-1]).mean().item() / std**2
     assert abs(neighbours) < 4 / math.sqrt(n)
-
-
-def test_noise_is_not_shared_between_equal_tensors_of_one_update() -> None:
-    sent, _ = gaussian(1).apply({"a": torch.zeros(8), "b": torch.zeros(8)}, {}, seeded())
-    assert not torch.equal(sent["a"], sent["b"])
-
-
-def test_noise_scales_with_its_deviation() -> None:
-    one, _ = gaussian(1).apply({"w": torch.zeros(9)}, {}, seeded(3))
-    half, _ = gaussian(0.5).apply({"w": torch.zeros(9)}, {}, seeded(3))
-    assert torch.equal(half["w"], one["w"] / 2)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"std": 1, "snr_db": 1}, {"snr_db": math.inf}, {"snr_db": math.nan}])
@@ -146,12 +132,6 @@ def test_the_channel_estimates_the_noise_power_from_the_received_update(snr_db: 
     assert channels.gaussian(snr_db=snr_db).noise(sent).item() == pytest.approx(true, rel=0.05)
 
 
-@pytest.mark.parametrize("scale", [-0.1, math.inf, math.nan])
-def test_laplace_refuses_an_invalid_scale(scale: float) -> None:
-    with pytest.raises(ValueError, match=f"laplace: scale must be finite and not negative, got {scale}"):
-        laplace(scale)
-
-
 def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
     """Compare the distribution function at five points, since the variance alone would not be sufficient."""
     scale, n = 0.3, 100_000
@@ -165,8 +145,8 @@ def test_laplace_noise_has_the_distribution_that_was_asked_for() -> None:
     assert abs((noise[1:] * noise[:-1]).mean().item()) < 4 * 2 * scale**2 / math.sqrt(n)
 
 
-def test_laplace_noise_scales_and_is_not_shared_between_tensors() -> None:
-    one, _ = laplace(1).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, seeded(3))
-    half, _ = laplace(0.5).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, seeded(3))
+@pytest.mark.parametrize("build", [gaussian, laplace])
+def test_noise_scales_and_is_not_shared_between_tensors(build: Callable[[float], Defense]) -> None:
+    one, half = (build(size).apply({"a": torch.zeros(9), "b": torch.zeros(9)}, {}, seeded(3))[0] for size in (1, 0.5))
     assert torch.equal(half["a"], one["a"] / 2)
     assert not torch.equal(one["a"], one["b"])

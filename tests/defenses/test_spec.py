@@ -1,7 +1,6 @@
 """Tests of specifications: parsing inverts printing, unknown names are errors, and no code is run."""
 
 import inspect
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from defenses import DEFENSES, DefenseSpec, stateless
 from defenses.channel import transparent
-from defenses.registry import registry as registries
 from defenses.spec import Kind, Step
 
 numbers = st.one_of(st.integers(1, 10**6), st.floats(1e-300, 1e300))
@@ -211,23 +209,3 @@ def test_defaults_print_by_name_and_positional_arguments_by_position(monkeypatch
     assert str(spec) == 'toy(3, mode="it\'s", hard=True)'
     assert DefenseSpec.parse(str(spec)) == spec
     assert str(DefenseSpec.parse("toy(hard=True, size=3)")) == "toy(3, hard=True)"
-
-
-# --- the registry ---
-
-
-def test_third_parties_add_names_through_an_entry_point_and_cannot_replace_what_is_built_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    entries = [EntryPoint(name, "math:floor", "toys") for name in ("added", "builtin")]
-    monkeypatch.setattr(
-        registries, "entry_points", lambda group, name=None: [e for e in entries if group == "toys" and name in (None, e.name)]
-    )
-    toys = registries.Registry("toys", {"builtin": abs})
-    assert list(toys) == ["added", "builtin"]
-    assert toys["added"](2.5) == 2
-    assert toys["builtin"] is abs
-    with pytest.raises(
-        ValueError, match=r"unknown name 'aded' in the registry toys\. Did you mean 'added'\? Known: added, builtin"
-    ):
-        toys["aded"]

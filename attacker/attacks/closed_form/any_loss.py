@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.observations import StackedObservations
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import record_calls, run_forward_pass
 from defenses.channel import transparent
 from fedsim import models
 
@@ -36,7 +36,11 @@ def measure_any_loss(observed: StackedObservations, i: int, x: Tensor) -> float:
     except ValueError:
         return NO_MATCH
     weights = {name: w.clone().requires_grad_() for name, w in observed.get_weights(i).items()}
-    calls = _record_head_calls(observed, i, weights, x, head=weight.rpartition(".")[0])
+    head = weight.rpartition(".")[0]
+    with record_calls({head: observed.model.get_submodule(head)}) as seen:
+        examples = observed.data.normalise(x.to(observed.device, observed.dtype))
+        run_forward_pass(observed.model, {**weights, **observed.get_buffers(i)}, examples)
+    calls = seen.get(head, [])
     if weight in observed.omitted or len(calls) != 1 or calls[0][0].ndim != 2:
         return NO_MATCH
     inputs, outputs = calls[0][0].detach(), calls[0][1]
@@ -49,23 +53,6 @@ def measure_any_loss(observed: StackedObservations, i: int, x: Tensor) -> float:
         return NO_MATCH
     gradient = torch.autograd.grad((errors * outputs).sum(), list(weights.values()), materialize_grads=True)
     return observed.measure_distance(i, dict(zip(weights, gradient, strict=True)))
-
-
-def _record_head_calls(
-    observed: StackedObservations, i: int, weights: dict[str, Tensor], x: Tensor, *, head: str
-) -> list[tuple[Tensor, Tensor]]:
-    """Return input and output of each call of the module `head` in a forward pass on the examples x of case i."""
-    calls: list[tuple[Tensor, Tensor]] = []
-    handle = observed.model.get_submodule(head).register_forward_hook(
-        lambda _module, inputs, output: calls.append((inputs[0], output))
-    )
-    buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
-    try:
-        examples = observed.data.normalise(x.to(observed.device, observed.dtype))
-        run_forward_pass(observed.model, {**weights, **buffers}, examples)
-    finally:
-        handle.remove()
-    return calls
 
 
 def _are_mixed(errors: Tensor) -> bool:

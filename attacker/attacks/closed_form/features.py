@@ -147,7 +147,7 @@ def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -
 
 
 def _build_features(observed: StackedObservations, i: int) -> Features:
-    state = {**{name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}, **observed.get_weights(i)}
+    state = {**observed.get_buffers(i), **observed.get_weights(i)}
     by_type = {
         dtype: {name: t.to(dtype) if t.is_floating_point() else t for name, t in state.items()}
         for dtype in (torch.float32, torch.float64)

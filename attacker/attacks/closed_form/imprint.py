@@ -210,7 +210,8 @@ def _read_bins(
     plausible = ((x > -MARGIN) & (x < 1 + MARGIN)).flatten(1).all(dim=1)
     plausible &= saturates | _check_bins(inputs, occupied, layer)
     y, error = _fit_labels(observed, layer, occupied, x, bias_steps[occupied])
-    scale = inputs.square().mean(dim=1).sqrt() * _estimate_bias_noise(row_steps, bias_steps)
+    bias_noise = float(bias_steps[_find_empty(row_steps)].square().mean().sqrt())
+    scale = inputs.square().mean(dim=1).sqrt() * bias_noise
     noise = max(observed.data.std) * (_estimate_noise(row_steps) + scale) / bias_steps[occupied].abs()
     sees_all = float(row_steps.sum(dim=0).norm()) > ROUNDING * float(row_steps.norm())  # this sum is the lowest neuron's gradient
     count = observed.examples if sees_all and not saturates else None
@@ -248,11 +249,6 @@ def _find_occupied(bias: Tensor, row_steps: Tensor, bias_steps: Tensor) -> Tenso
 def _find_empty(row_steps: Tensor) -> Tensor:
     """Return a mask of the bins that are empty by the differences G_i - G_(i+1), see MAX_EMPTY_RATIO."""
     return row_steps.square().mean(dim=1).sqrt() <= MAX_EMPTY_RATIO * _estimate_noise(row_steps)
-
-
-def _estimate_bias_noise(row_steps: Tensor, bias_steps: Tensor) -> float:
-    """Return the root mean square of g_i - g_(i+1) in the bins that are empty."""
-    return float(bias_steps[_find_empty(row_steps)].square().mean().sqrt())
 
 
 def _check_bins(inputs: Tensor, occupied: Tensor, layer: ImprintLayer) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.networks.chain import Chain
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import record_calls, run_forward_pass
 from attacker.attacks.networks.traced import NotAChain, are_reshapes
 from fedsim.recording.observation import DataSpec
 
@@ -49,19 +49,13 @@ def measure_scaling(model: nn.Module, state: Mapping[str, Tensor], chain: Chain,
         )
     state = {name: t.double().detach() if t.is_floating_point() else t for name, t in state.items()}
     probe = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(next(iter(state.values())))
-    seen: list[Tensor] = []
-    handle = model.get_submodule(first.name).register_forward_pre_hook(
-        lambda _, given: seen.append(given[0].detach()[0].reshape(shape))
-    )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), record_calls({first.name: model.get_submodule(first.name)}) as seen:
             for x in (torch.zeros_like(probe), torch.ones_like(probe), probe):
                 run_forward_pass(model, state, data.normalise(x[None]))
     except Exception as error:  # a user's network may fail in any way
         raise NotAChain(f"its code fails on an example of zeros or ones: {type(error).__name__}: {error}") from error
-    finally:
-        handle.remove()
-    low, high, middle = seen
+    low, high, middle = (given[0].reshape(shape) for given, _ in seen[first.name])
     found = InputScaling(high - low, low)
     largest, smallest = (float(end) for end in (found.scale.abs().max(), found.scale.abs().min()))
     if not float((found.apply(probe) - middle).abs().max()) <= MAX_AFFINE_ERROR * largest:

@@ -23,7 +23,7 @@ from attacker.attacks.labels.observed import read_labels
 from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
 from attacker.attacks.networks.discrete_inputs import is_differentiable
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import list_linear, record_calls, run_forward_pass
 from defenses.networks import find_encoders
 from fedsim import models
 
@@ -144,8 +144,7 @@ class InputRecorder:
 
     def __init__(self, observed: StackedObservations, i: int, *, copies: int = 1) -> None:
         self.model, self.data, self.copies = observed.model, observed.data, copies
-        buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
-        state = {**buffers, **observed.get_weights(i)}
+        state = {**observed.get_buffers(i), **observed.get_weights(i)}
         self.state = {name: t.float().detach() if t.is_floating_point() else t for name, t in state.items()}
 
     def record_inputs(self, x: Tensor, changed: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -155,20 +154,11 @@ class InputRecorder:
         logits are kept in `logits`.
         changed: values by parameter name that replace the network's own values in this pass.
         """
-        seen: dict[str, list[Tensor]] = {}
-        handles = [
-            module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))
-            for name, module in self.model.named_modules()
-            if isinstance(module, nn.Linear)
-        ]
         x = x if x.requires_grad else x.clone().requires_grad_()
-        try:
+        with record_calls(list_linear(self.model)) as seen:
             given = self.data.normalise(x.expand(self.copies, *x.shape))
             self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, given)
-        finally:
-            for handle in handles:
-                handle.remove()
-        once = {name: found[0] for name, found in seen.items() if len(found) == 1}
+        once = {name: calls[0][0] for name, calls in seen.items() if len(calls) == 1}
         return {name: h[0] for name, h in once.items() if h.ndim == 2 and len(h) == self.copies}
 
     def find_convolution(self, layer: str, x: Tensor) -> str:

@@ -83,8 +83,7 @@ class StackedObservations:
             chain = read_chain(layout, first.data.shape, one_dtype=True, scaled_inputs=True)
             if not chain.scales_inputs:
                 return chain, None
-            buffers = {name: b if self.same_buffers else b[0] for name, b in self.buffers.items()}
-            return chain, measure_scaling(self.model, {**buffers, **self.get_weights(0)}, chain, first.data)
+            return chain, measure_scaling(self.model, {**self.get_buffers(0), **self.get_weights(0)}, chain, first.data)
         except NotAChain as error:
             return str(error), None
 
@@ -155,6 +154,10 @@ class StackedObservations:
     def get_weights(self, i: int) -> dict[str, Tensor]:
         return {name: w[i if len(w) > 1 else 0] for name, w in self.weights.items()}
 
+    def get_buffers(self, i: int) -> dict[str, Tensor]:
+        """Return the buffers of case i by name."""
+        return {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
+
     def measure_misfit(self, i: int, x: Tensor, y: Tensor) -> float:
         """Return the distance of an answer's gradient from the observed one of case i, relative to the observed one's norm.
 
@@ -168,8 +171,7 @@ class StackedObservations:
         if not len(x):
             return 1.0
         weights = self.get_weights(i)
-        buffers = {name: b if self.same_buffers else b[i] for name, b in self.buffers.items()}
-        simulated = self.simulated(weights, x.to(self.device, self.dtype), y.to(self.device), buffers)
+        simulated = self.simulated(weights, x.to(self.device, self.dtype), y.to(self.device), self.get_buffers(i))
         if len(x) < self.examples:
             simulated = {name: len(x) / self.examples * g for name, g in simulated.items()}
         simulated = simulate_one_step(simulated, weights, self.training)
@@ -200,10 +202,10 @@ class StackedObservations:
             kept.append(output.detach().requires_grad_())
             return kept[-1]
 
-        buffers = {name: b if self.same_buffers else b[0] for name, b in self.buffers.items()}
         handle = self.model.get_submodule(module).register_forward_hook(keep_output)
         try:
-            logits = run_forward_pass(self.model, {**self.get_weights(0), **buffers}, self.data.normalise(x.clamp(0, 1)))
+            state = {**self.get_weights(0), **self.get_buffers(0)}
+            logits = run_forward_pass(self.model, state, self.data.normalise(x.clamp(0, 1)))
         finally:
             handle.remove()
         loss = models.find_loss(self.training.loss)

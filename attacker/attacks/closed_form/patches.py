@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks.closed_form.observations import StackedObservations
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import record_calls, run_forward_pass
 
 MAX_ERROR = 1e-4
 """Largest relative error at which an input counts as a scaled and shifted pixel, and two gradients as equal."""
@@ -52,23 +52,15 @@ def find_patch_layer(observed: StackedObservations, i: int) -> PatchLayer | None
     the weights that the server sent. Positions are recognised by their gradient in the last pass. None also if the network fails.
     """
     data, state = observed.data, {name: w.detach().requires_grad_() for name, w in observed.get_weights(i).items()}
-    buffers = {name: b if observed.same_buffers else b[i] for name, b in observed.buffers.items()}
     drawn = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device, observed.dtype)
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-    handles = [
-        module.register_forward_hook(lambda _, given, made, n=name: seen.setdefault(n, []).append((given[0], made)))
-        for name, module in observed.model.named_modules()
-        if isinstance(module, nn.Linear) or _reads_patches(module)
-    ]
+    layers = {n: m for n, m in observed.model.named_modules() if isinstance(m, nn.Linear) or _reads_patches(m)}
     try:
-        for x in (torch.zeros_like(drawn), torch.ones_like(drawn), drawn):
-            with torch.set_grad_enabled(x is drawn):
-                logits = run_forward_pass(observed.model, {**buffers, **state}, data.normalise(x[None]))
+        with record_calls(layers) as seen:
+            for x in (torch.zeros_like(drawn), torch.ones_like(drawn), drawn):
+                with torch.set_grad_enabled(x is drawn):
+                    logits = run_forward_pass(observed.model, {**observed.get_buffers(i), **state}, data.normalise(x[None]))
     except Exception:  # a user's network may fail in any way, which the search reports
         return None
-    finally:
-        for handle in handles:
-            handle.remove()
     for name, passes in seen.items():
         weight = f"{name}.weight"
         if len(passes) != 3 or weight not in observed.gradient or weight in observed.omitted:

@@ -66,12 +66,13 @@ def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSett
     low, high = observed.get_input_range()
     found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
+    open_note = f"layer {name} lacks equations, and a smoothness prior fills in what the gradient does not determine"
     return [
         ClosedFormAnswer(
             x=answer.x,
             y=answer.y,
             route=answer.route,
-            notes=(*answer.notes, *_note_prior(found, i, name)),
+            notes=answer.notes if bool(found.exact[i]) else (*answer.notes, open_note),
             doubts=answer.doubts,
             stays=_estimate_determined_share(found, i, determined),
             twin=answer.twin,
@@ -128,12 +129,6 @@ def explain_error(route: str, error: Exception) -> str:
 
 _LOGGED = set[str]()
 """Failures of routes that have been logged, since a route is tried on every update of a recording."""
-
-
-def _note_prior(found: PeelingAnswers, i: int, layer: str) -> tuple[str, ...]:
-    if bool(found.exact[i]):
-        return ()
-    return (f"layer {layer} lacks equations, and a smoothness prior fills in what the gradient does not determine",)
 
 
 def _estimate_determined_share(found: PeelingAnswers, i: int, determined: float) -> Tensor:

@@ -13,14 +13,6 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.warm_starts import WarmStart
 
 
-def add_feature_start(attack: GradientMatching) -> GradientMatching:
-    """Return the search with an additional first start from the closed form `features`, for cases to which it applies.
-
-    This closed form computes the inputs of the last layer (features) of each example and inverts them.
-    """
-    return add_closed_form_start(attack, routes=("features",))
-
-
 def add_closed_form_start(attack: GradientMatching, *, routes: tuple[str, ...] = tuple(ROUTES)) -> GradientMatching:
     """Return the search with an additional first start from the best answer of the closed forms `routes`, one start per case.
 

@@ -96,7 +96,7 @@ def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], example
 
 def find_curve(route: str, *, is_image: bool) -> Curve | None:
     """Return the calibration curve of a route (method that found an answer) for images or table rows; None if there is none."""
-    return _read_curves(CALIBRATION_FILE).get((get_curve_family(route), "images" if is_image else "rows"))
+    return _read_curves().get((get_curve_family(route), "images" if is_image else "rows"))
 
 
 def get_curve_family(route: str) -> str:
@@ -105,10 +105,9 @@ def get_curve_family(route: str) -> str:
 
 
 @cache
-def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
-    if not path.exists():
-        return {}
-    return {(entry["route"], entry["data"]): _read_curve(entry) for entry in json.loads(path.read_text())["curves"]}
+def _read_curves() -> dict[tuple[str, str], Curve]:
+    curves = json.loads(CALIBRATION_FILE.read_text())["curves"]
+    return {(entry["route"], entry["data"]): _read_curve(entry) for entry in curves}
 
 
 def _read_curve(entry: Mapping[str, object]) -> Curve:

@@ -14,7 +14,7 @@ recorded, image patches and activation slopes are computed once and reused, and 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -307,10 +307,5 @@ def _build_weighted(layer: Layer, weights: Weights) -> _Weighted:
     weight, bias = weights[layer.weight], weights[layer.bias] if layer.bias else None
     if layer.kernel is None:
         return _Matrix(weight, bias)
-    return _ConvolutionLayer(
-        weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, _get_sides(layer.product_inputs))
-    )
-
-
-def _get_sides(shape: Sequence[int]) -> tuple[int, int]:
-    return shape[-2], shape[-1]
+    _, height, width = layer.product_inputs
+    return _ConvolutionLayer(weight, bias, Geometry(layer.kernel, layer.stride[0], layer.padding, (height, width)))

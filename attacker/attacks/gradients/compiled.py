@@ -41,14 +41,14 @@ class CompiledEvaluation:
         if self.compiled is None or len(z) > self.size or len(z) < MIN_SHARE * self.size:
             return self.otherwise(z, *rows)
         missing = self.size - len(z)
+
+        def pad(t: Tensor) -> Tensor:
+            return torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) if missing else t
+
         try:
-            slope, value = self.compiled(*tree_map(lambda t: _fill(t, missing), (z.detach(), *rows)))
+            slope, value = self.compiled(*tree_map(pad, (z.detach(), *rows)))
         except (RuntimeError, ImportError, OSError) as error:
             warnings.warn(f"not compiled, which is slower: {str(error).strip().splitlines()[0]}", stacklevel=2)
             self.compiled = None
             return self.otherwise(z, *rows)
         return slope[: len(z)], value[: len(z)]
-
-
-def _fill(t: Tensor, missing: int) -> Tensor:
-    return torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) if missing else t

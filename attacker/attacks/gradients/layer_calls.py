@@ -103,15 +103,13 @@ def _convolution(
         taken, whole = recorder.precision or input.dtype, input.dtype
         fed = input.to(taken)
         output = convolve_by_library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
-        of_weight = lambda g: _cast(  # noqa: E731
-            layers.compute_convolution_weight_gradients(fed, g.to(taken), problems, kernel, *each, groups), whole
-        )
+
+        def of_weight(g: Tensor) -> layers.Stack:
+            stack = layers.compute_convolution_weight_gradients(fed, g.to(taken), problems, kernel, *each, groups)
+            return tuple(t.to(whole) for t in stack) if isinstance(stack, tuple) else stack.to(whole)
+
     output = output if bias is None else output + bias[:, None, None]
     return recorder.record(output, (weight, of_weight), (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)))
-
-
-def _cast(stack: layers.Stack, whole: torch.dtype) -> layers.Stack:
-    return tuple(t.to(whole) for t in stack) if isinstance(stack, tuple) else stack.to(whole)
 
 
 def _is_small(recorder: LayerCallRecorder, input: Tensor, weight: Tensor) -> bool:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.gradients.convolutions import to_channels_last
-from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.simulation.client import (
     build_channel,
     compute_total_step,
@@ -56,7 +55,7 @@ class ObservedGradients:
         self.defended = self.channel is not transparent or self.own_rule
         order = dict(model.named_parameters())
         weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
-        self.shared = all(_is_same(w, weights[0]) for w in weights[1:])
+        self.shared = all(w[k] is t or torch.equal(w[k], t) for w in weights[1:] for k, t in weights[0].items())
         one = {name: to_channels_last(w) for name, w in weights[0].items()}
         self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
         self.buffers, self.same_buffers = get_buffers(model, observations)
@@ -82,7 +81,3 @@ class ObservedGradients:
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
     """Return `torch.stack(tensors)`; a single tensor, which may be large, is not copied."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def _is_same(first: GradientTensors, other: GradientTensors) -> bool:
-    return all(t is other[name] or torch.equal(t, other[name]) for name, t in first.items())

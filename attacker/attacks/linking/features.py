@@ -195,7 +195,8 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
         a = counts[:, None] * (p - one_hot) / size
         found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
         p = system.compute_probabilities(found)
-        misfit = _compute_misfit((counts[:, None] * (p - one_hot) / size).T @ found, system.target)
+        left = (counts[:, None] * (p - one_hot) / size).T @ found - system.target
+        misfit = float(left.norm() / system.target.norm().clamp(min=1e-300))
         if misfit < minimum:
             c, gain, minimum = found, minimum - misfit, misfit
             if gain < 1e-3 * minimum or minimum < 1e-9:
@@ -281,7 +282,3 @@ def _count_labels(logits: Tensor, bias_gradient: Tensor) -> Tensor:
     whole = counts.floor().long()
     whole[(counts - whole).topk(len(logits) - int(whole.sum())).indices] += 1
     return torch.repeat_interleave(torch.arange(len(whole)), whole)
-
-
-def _compute_misfit(found: Tensor, target: Tensor) -> float:
-    return float((found - target).norm() / target.norm().clamp(min=1e-300))

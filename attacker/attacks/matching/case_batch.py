@@ -11,7 +11,7 @@ from torch.func import grad_and_value, vjp, vmap
 from attacker.attacks.cases import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.attacks.labels.observed import read_labels
-from attacker.attacks.linking import Links, build_unlinked, repeat_links
+from attacker.attacks.linking import build_unlinked, repeat_links
 from attacker.attacks.matching.feature_matching import can_match_features, can_match_spans, recover_spans, solve_targets
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.matching.loss.evaluation import ViewEvaluation
@@ -71,7 +71,8 @@ class CaseBatch:
             case.known_logits is not None for case in cases
         )
         self.epochs = attack.simulation.count_epochs(first.training)
-        self.links = [repeat_links(case.links or _build_unlinked(case), self.epochs) for case in cases]
+        unlinked = [build_unlinked([observation.num_examples or 0 for observation in case.observations]) for case in cases]
+        self.links = [repeat_links(case.links or none, self.epochs) for case, none in zip(cases, unlinked, strict=True)]
         self.count = self.links[0].examples
         joint = attack.labels.rule is None and cases[0].known_labels is None
         self.space = LatentSpace(
@@ -346,7 +347,3 @@ class CaseBatch:
 def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:
     """Return examples x (..., V, *shape) with those marked in `mask` (..., V) replaced by the known ones, `held`."""
     return torch.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), held.to(x), x)
-
-
-def _build_unlinked(case: Case) -> Links:
-    return build_unlinked([observation.num_examples or 0 for observation in case.observations])

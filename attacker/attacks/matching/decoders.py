@@ -41,6 +41,9 @@ class Decoder:
     phases:  sizes of successive parts of the latent of one example, whose shape is then (sum of the sizes,); a search changes one
              part after the other. Empty to search all of it at once.
     lengths: relative numbers of steps of the phases; empty for equal ones.
+    shared:  number of values at the beginning of a latent that all examples of a search have in common; 0 for none.
+    inject:  maps latents (N, *shape), and features of the last layer that were read off the gradient (N, F), to latents that hold
+             these features. None if the decoder uses no features.
     """
 
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Attack `membership`: names which images of a pool, the candidates, are among a client's training examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -84,7 +84,9 @@ class Membership:
             for (chosen, same), rows in product(group_by_values(group, rng), blocks):
                 regression = Regression(compute_gradients(group[0], pool.of(rows), chosen, self.device))
                 for observation in same:
-                    observed = flatten(_read_gradient(observation), chosen).to(self.device)
+                    steps_taken = find_schedule(observation)[1]
+                    gradient = convert_to_gradient(observation.update, observation.weights, observation.training, steps_taken)
+                    observed = flatten(gradient, chosen).to(self.device)
                     found.setdefault(observation.key, []).append(regression.fit(observed).cpu())
             report(group[0], done)
         followed = (
@@ -178,8 +180,3 @@ def _split_rounds(case: Case) -> list[list[Observation]]:
     if uses_all and len(same) == 1:
         return [list(case.observations)]
     return [[observation] for observation in case.observations]
-
-
-def _read_gradient(observation: Observation) -> Mapping[str, Tensor]:
-    """Return the gradient that explains an observation's update as one step on one large batch."""
-    return convert_to_gradient(observation.update, observation.weights, observation.training, find_schedule(observation)[1])

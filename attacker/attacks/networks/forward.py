@@ -29,18 +29,33 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
     return logits
 
 
+@contextmanager
+def record_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
+    """Record the calls of modules within a `with` statement: a dict from a module's name to the input and output of each call.
+
+    Modules that were not called are missing; the others are in the order of their first calls.
+    """
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hook = module.register_forward_hook(lambda _, given, made, n=name: seen.setdefault(n, []).append((given[0], made)))
+            hooks.callback(hook.remove)
+        yield seen
+
+
+def list_linear(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear layers of a network by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
 def record_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, *, layer: str) -> tuple[Tensor, Tensor]:
     """Return the inputs (N, F) of the last call of a module in a forward pass (`run_forward_pass`), and the logits (N, K).
 
     layer: name of the module. Inputs with more axes are flattened.
     """
-    inputs: list[Tensor] = []
-    handle = model.get_submodule(layer).register_forward_pre_hook(lambda module, args: inputs.append(args[0].flatten(1)))
-    try:
+    with record_calls({layer: model.get_submodule(layer)}) as seen:
         logits = run_forward_pass(model, state, x)
-    finally:
-        handle.remove()
-    return inputs[-1], logits
+    return seen[layer][-1][0].flatten(1), logits
 
 
 @contextmanager

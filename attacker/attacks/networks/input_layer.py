@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import record_calls, run_forward_pass
 from fedsim import models
 from fedsim.models.building import BUILT_IN
 from fedsim.recording.observation import DataSpec, ModelSpec
@@ -96,22 +96,12 @@ def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     if not candidates or sum(p.numel() for p in layout.parameters()) > MAX_WEIGHTS:
         return None
     model = models.build(spec, data).eval()
-    seen: dict[str, list[Tensor]] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _, args, name=name: seen.setdefault(name, []).append(args[0]))
-        for name, module in model.named_modules()
-        if name in candidates
-    ]
     examples = _draw_probes(data)
     x = data.normalise(examples)
-    try:
-        with torch.no_grad():
-            run_forward_pass(model, {**dict(model.named_parameters()), **dict(model.named_buffers())}, x)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad(), record_calls({name: model.get_submodule(name) for name in candidates}) as seen:
+        run_forward_pass(model, {**dict(model.named_parameters()), **dict(model.named_buffers())}, x)
     for name in candidates:
-        inputs = seen.get(name, [])
+        inputs = [given for given, _ in seen.get(name, [])]
         if len(inputs) != 1 or inputs[0].numel() != x.numel():
             continue
         if torch.equal(inputs[0].reshape(len(x), -1), x.reshape(len(x), -1)):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from attacker.attacks.arguments import FilePath, OneOf
-from attacker.attacks.closed_form.warm_start import add_closed_form_start, add_feature_start
+from attacker.attacks.closed_form.warm_start import add_closed_form_start
 from attacker.attacks.labels import rules as labels
 from attacker.attacks.labels.rules import infer_from_rows, infer_labels
 from attacker.attacks.learned.enhancer import NO_ENHANCER
@@ -177,7 +177,7 @@ def cpl(
     )
     if closed_form_start:
         return add_closed_form_start(attack)
-    return add_feature_start(attack) if features else attack
+    return add_closed_form_start(attack, routes=("features",)) if features else attack
 
 
 def inverting_gradients(

@@ -64,7 +64,9 @@ class Metrics:
 
         job: a job that has just changed.
         """
-        created, started, ended = (_parse_seconds(text) for text in (job.created, job.started, job.ended))
+        created, started, ended = (
+            None if text is None else datetime.fromisoformat(text).timestamp() for text in (job.created, job.started, job.ended)
+        )
         if job.state == "running" and job.attempts == 1 and job.id not in self._started and started and created:
             self._started.add(job.id)
             self.waited.observe(max(0.0, started - created))
@@ -151,7 +153,3 @@ def _get_template(scope: Scope) -> str:
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
     return API_PREFIX + template if inner and template != "none" else template
-
-
-def _parse_seconds(text: str | None) -> float | None:
-    return None if text is None else datetime.fromisoformat(text).timestamp()

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from attacker.report.pairs import ExamplePair
-from attacker.service.index.attack_folders import CaseEntry, ShownState, Source, find_null
+from attacker.service.index.attack_folders import CaseEntry, Source, find_null
 from attacker.service.index.json_lines import Place, Scores, ShownScore
 from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
 from attacker.service.index.reconstruction_files import WholeReconstruction
@@ -146,13 +146,14 @@ def describe_case(
 def _describe_outcome(
     source: Source, facts: CaseEntry, scores: Sequence[ShownScore], null_scores: Sequence[ShownScore]
 ) -> CaseOutcome:
-    answer = source.answers.get(facts.key)
+    answer, status = source.answers.get(facts.key), source.find_state(facts.key)
+    advice = "its search was interrupted; replay the attack to continue it" if status == "interrupted" else None
     return CaseOutcome(
         attack=source.name,
         case=facts.key,
         client=facts.client,
         rounds=list(facts.rounds),
-        status=source.find_state(facts.key),
+        status=status,
         route=answer.route if answer else None,
         iterations=answer.iterations if answer else None,
         seconds=answer.seconds if answer else None,
@@ -161,14 +162,9 @@ def _describe_outcome(
         psnr=average_psnr(scores),
         null_success=average_success(null_scores),
         null_psnr=average_psnr(null_scores),
-        reason=source.failures.get(facts.key) or facts.reason or _explain_unfinished(source.find_state(facts.key)),
+        reason=source.failures.get(facts.key) or facts.reason or advice,
         null=source.null,
     )
-
-
-def _explain_unfinished(state: ShownState) -> str | None:
-    """Return what a user can do about a case in the state "interrupted"; None for every other state."""
-    return "its search was interrupted; replay the attack to continue it" if state == "interrupted" else None
 
 
 def describe_whole_case(

@@ -1,6 +1,5 @@
 """Results of a job's replays, as the service stores them, and the options that all replays of a job share."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,8 @@ def _make_result(replay: Replay, replayed: ReplayResult) -> ReplaySummary:
     characters.
     """
     failed = {key[:MAX_MESSAGE]: reason[:MAX_MESSAGE] for key, reason in list(replayed.failed.items())[:MAX_MESSAGES]}
-    notes = [*replayed.notes, *_list_left_out(replayed)]
+    left_out = ((key, *pair) for key, rounds in replayed.left_out.items() for pair in rounds)
+    notes = [*replayed.notes, *(f"{key}: round {round} was left out: {why}" for key, round, why in left_out)]
     if len(failed) < len(replayed.failed):
         notes.insert(0, f"{len(replayed.failed)} cases failed; the first {MAX_MESSAGES} are listed")
     return ReplaySummary(
@@ -74,7 +74,3 @@ def _make_result(replay: Replay, replayed: ReplayResult) -> ReplaySummary:
         routes=replayed.routes,
         notes=tuple(note[:MAX_MESSAGE] for note in notes[:MAX_MESSAGES]),
     )
-
-
-def _list_left_out(replayed: ReplayResult) -> Sequence[str]:
-    return [f"{key}: round {round} was left out: {why}" for key, rounds in replayed.left_out.items() for round, why in rounds]

@@ -11,7 +11,7 @@ from support.single_cases import LocalClient, make_client
 from support.splits import Images, draw, load_images
 from torch import Tensor
 
-from attacker.attacks import ATTACKS, Case, GradientMatching, cpl, exact, presets
+from attacker.attacks import Case, GradientMatching, cpl, exact, presets
 from attacker.attacks.closed_form.attack import ClosedForm
 from fedsim import data as datasets
 
@@ -56,22 +56,10 @@ def make_search_and_router(attack: Callable[..., GradientMatching], **settings: 
     return {search.name: search, "router": replace(exact(fallback="none"), fallback=search)}
 
 
-def make_smoothed(tv: float, steps: int, **settings: Any) -> dict[str, GradientMatching | ClosedForm]:
-    """Return a dict with one attack, "cpl tv": CPL with total variation of weight `tv`, a prior that the paper does not use.
-
-    The search is L-BFGS with a line search; the paper uses L-BFGS without one. steps: maximum number of iterations.
-    settings: further arguments of `cpl`.
-    """
-    return {"cpl tv": cpl(optimiser="wolfe", tv=tv, steps=steps, **settings)}
-
-
-def make_tuned(attack: str, seen: LocalClient, **settings: Any) -> GradientMatching | ClosedForm:
-    """Return an attack, given by its name, with the arguments that the preset "tuned" holds for networks like the client's.
-
-    settings: arguments that replace those of the preset.
-    """
-    arguments = presets.get_arguments(attack, "tuned", seen.model, seen.data) | settings
-    return ATTACKS[attack](**arguments)
+def make_tuned(seen: LocalClient, options: Options) -> GradientMatching:
+    """Return `cpl` with the preset "tuned" for networks like the client's, and with 5 iterations with --quick."""
+    settings = {"steps": 5} if options.quick else {}
+    return cpl(**(presets.get_arguments("cpl", "tuned", seen.model, seen.data) | settings))
 
 
 def choose_max_iterations(options: Options) -> int:
@@ -112,13 +100,13 @@ def load_table(options: Options, name: str, count: int) -> Images | None:
     return Images(name, x, y, loaded.spec, "report")
 
 
-def make_paper_client(data: Images, options: Options, **arguments: Any) -> LocalClient:
+def make_paper_client(data: Images, options: Options) -> LocalClient:
     """Return a client with random weights: of CPL's LeNet for images, of an MLP for rows of tables.
 
-    LeNet is also used where the paper has a ResNet, which was not published. arguments: of the model.
+    LeNet is also used where the paper has a ResNet, which was not published.
     """
     name = "lenet_cpl" if data.data.is_image else "mlp"
-    return make_client(name, data.data, seed=options.seed, arguments=arguments)
+    return make_client(name, data.data, seed=options.seed)
 
 
 def make_single_cases(data: Images, seen: LocalClient, defense: str = "") -> Originals:

@@ -24,7 +24,6 @@ from support.cpl.cases import (
     make_paper_client,
     make_search_and_router,
     make_single_cases,
-    make_smoothed,
     make_squeezed_cases,
     make_tuned,
 )
@@ -103,7 +102,7 @@ def of_one_image(seen: LocalClient, options: Options) -> dict[str, GradientMatch
     others = {"restarts": 1 if options.device == "cpu" else ours["restarts"]} | quick
     published = others | dict(presets.get_settings("inverting_gradients")["published"]) | quick
     attacks = make_search_and_router(cpl, **ours) | {"cpl wolfe": cpl(optimiser="wolfe", **ours)}
-    attacks |= {"cpl tuned": make_tuned("cpl", seen, **({"steps": 5} if options.quick else {})), "dlg": dlg(**ours)}
+    attacks |= {"cpl tuned": make_tuned(seen, options), "dlg": dlg(**ours)}
     attacks |= {"inverting_gradients": inverting_gradients(**others)}
     return attacks | {"inverting_gradients published": inverting_gradients(**published)}
 
@@ -211,8 +210,7 @@ def of_batch(options: Options, name: str, size: int) -> list[dict[str, Any]]:
     """
     data = load_data_sets(options, (name,), size * (1 if options.quick else NUM_BATCHES))[0]
     seen = make_paper_client(data, options)
-    search = make_tuned("cpl", seen, **({"steps": 5} if options.quick else {}))
-    attacks = {"features": exact(route="features", fallback="none"), "cpl tuned": search}
+    attacks = {"features": exact(route="features", fallback="none"), "cpl tuned": make_tuned(seen, options)}
     if options.device != "cpu":
         attacks |= {"cpl": cpl(steps=choose_max_iterations(options))}
     return make_batch_cases(data, seen, size).measure_attacks(attacks, options, what="batch", of=size)
@@ -274,7 +272,7 @@ def _make_attacks(originals: Originals, options: Options, defended: bool, tv: fl
     """
     attacks = make_search_and_router(cpl, knows_defense=False, steps=choose_max_iterations(options))
     if defended and tv:
-        attacks |= make_smoothed(tv, choose_max_iterations(options), knows_defense=False)
+        attacks["cpl tv"] = cpl(optimiser="wolfe", tv=tv, steps=choose_max_iterations(options), knows_defense=False)
     if defended:
         attacks |= {"cpl, defense known": cpl(steps=choose_max_iterations(options))}
     return originals.measure_attacks(attacks, options, **labels)

@@ -20,9 +20,9 @@ from support.rog.outcomes import (
     sort_like,
 )
 from support.rog.ready_prior import print_progress
-from support.splits import Images, Part, count_part, load_images
+from support.splits import count_part, load_images
 
-from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks import GradientMatching, rog
 from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.generator_search import match_images
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, read_prior, write_prior
@@ -163,7 +163,7 @@ DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
 step."""
 
 
-def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: Part = "report") -> TableAndSummary:
+def measure_priors(options: Options, folder: Path, scale: PriorScale) -> TableAndSummary:
     """Attack clients that train for one epoch of one batch each, with every prior and its null.
 
     folder: of the trained priors; with --quick, the priors are trained there first, and the batches and searches are smaller.
@@ -175,9 +175,9 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
         train_priors(options, folder)
         scale = replace(scale, images=4, batch=4, steps=8)
     batch = scale.batch
-    images = load_images(options, "cifar10", scale.images, part=part)
+    images = load_images(options, "cifar10", scale.images)
     images = replace(images, y=images.y % CLASSES)
-    others = load_images(options, "cifar10", scale.images, part=part, skip=scale.images).x
+    others = load_images(options, "cifar10", scale.images, skip=scale.images).x
     perceptual = load_perceptual(options, SIDE)
     weights = "" if perceptual is None or options.data is None else str(options.data / LPIPS_FILE)
     network = read_prior(folder / "generator.safetensors", "generator").network
@@ -190,7 +190,8 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
     best: dict[str, str] = {}
     for column in scale.columns:
         parts = [slice(i, i + batch) for i in range(0, len(images), batch)]
-        cases = [_observe_batch(column, scale.setting, images, part, options) for part in parts]
+        keys = [(part, {"key": f"client {part.start}", "seed": options.seed + part.start}) for part in parts]
+        cases = [observe(column, scale.setting, images.x[part], images.y[part], **own, classes=CLASSES) for part, own in keys]
         labels = mean(share_of_labels(case, images.y[part], options) for case, part in zip(cases, parts, strict=True))
         found = {}
         attacks = make_attacks(folder, scale.steps, weights)
@@ -205,11 +206,6 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale, *, part: P
                 rows.append({"column": column.name, "attack": title, **_list(found[title]), **control, **told})
         best[column.name] = max((name for name in found if "null" not in name), key=lambda name: found[name].psnr)
     return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
-
-
-def _observe_batch(column: DefendedColumn, setting: BatchSetting, images: Images, part: slice, options: Options) -> Case:
-    key, seed = f"client {part.start}", options.seed + part.start
-    return observe(column, setting, images.x[part], images.y[part], key=key, seed=seed, classes=CLASSES)
 
 
 def _list(found: Similarity) -> ResultRow:

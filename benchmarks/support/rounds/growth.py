@@ -68,11 +68,7 @@ def make_lines(options: Options) -> list[Line]:
 
 
 def make_growth_rows(options: Options) -> list[ResultRow]:
-    """Return a row for each federation and number of rounds: the share of all images that the attack recovers exactly.
-
-    An image counts as exact if some reconstruction has a PSNR above 60 dB to it. The column `null` holds this share for the same
-    attack without the clients' messages.
-    """
+    """Return a row for each federation and number of rounds: the shares of exact images of the attack and of its null."""
     rows = []
     for line in make_lines(options):
         attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=options.device) for is_null in (False, True))

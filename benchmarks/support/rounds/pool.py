@@ -38,9 +38,7 @@ NEAR_SHARE = 0.01
 def make_pool_rows(options: Options) -> Iterator[ResultRow]:
     """Yield a row for each defense and number of rounds, which is also printed on stderr at once.
 
-    rank_first: share of the `targets`, images of a client, with a larger score than all `rivals`, which are images of no client;
-    its `null` is 1 / (1 + rivals). in_best_percent: share of the targets with a larger score than 99 % of the rivals; its null is
-    1 %.
+    The columns are those that rounds.py describes; `null` is that of rank_first, and the null of in_best_percent is 1 %.
     rank_first_of_another, in_best_percent_of_another: a control, these two shares by scores from another client's updates.
     """
     settings = [Setting(seed=options.seed, defense=defense) for defense in DEFENSES]

@@ -96,12 +96,7 @@ class RecordedFederation:
 def make_practical_rows(options: Options) -> list[ResultRow]:
     """Return a row for each defense and number of rounds; without a defense, for each of `SEEDS` seeds from --seed on.
 
-    The rows of `LARGER_CLIENTS`, without a defense, follow. named: share of the n examples of the first client that are among the
-    n candidates with the largest scores.
-    first_of_100: share of the targets, the candidates that are examples of the other clients, whose score is above the scores of
-    99 random candidates that no client holds. All 100 are scores for being an example of the client that holds the target.
-    last_round_alone: the same share, by scores from the last round only. by_another_client: the same share, by scores from the
-    updates of a client that does not hold the target.
+    The rows of `LARGER_CLIENTS`, without a defense, follow. The columns are those that rounds.py describes.
     With --quick, there are two rounds of three clients with few examples, without a defense.
     """
     rows: list[ResultRow] = []

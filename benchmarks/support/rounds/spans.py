@@ -32,7 +32,7 @@ class SpanSetting:
     batch: size of the clients' batches. examples: number of examples of each client. clients: number of clients; each is attacked
     separately. epochs: passes of a client over its examples, with one batch per round. state: state of the client: "untrained",
     "trained", or untrained with "half dead" or "90 % dead" neurons. defense: specification as in an experiment, such as
-    "gaussian(0.1)"; "" for none. data: name of the data set. hidden: number of neurons of the first layer.
+    "gaussian(0.1)"; "" for none. data: name of the data set.
     """
 
     batch: int
@@ -42,7 +42,6 @@ class SpanSetting:
     state: str = "untrained"
     defense: str = ""
     data: str = "cifar10"
-    hidden: int = 256
 
 
 def list_settings(*, quick: bool) -> list[SpanSetting]:
@@ -80,12 +79,8 @@ def make_span_rows(options: Options) -> Iterator[ResultRow]:
 
 
 def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
-    """Return one row of the table: how much `spans` finds in the federation of `setting`.
+    """Return one row of the table: how much `spans` finds in the federation of `setting`. rounds.py describes its columns.
 
-    `overlap_exact` is a share of all pairs of two rounds of the same client, counted over all clients: those for which the attack
-    finds the true number of images in common.
-    `intersections`, `with_relu` and `null` are the shares of all images to which some reconstruction has a PSNR above 60 dB:
-    by the attack with relu=False, with relu=True (see `run_spans`), and by its null (the same attack without messages).
     `recovered` is the share of all images to which one of a client's N best answers with relu=True has a PSNR above `SUCCESS_DB`,
     where N is the client's number of images.
     Raises ValueError for the table "adult" without its file in --data.
@@ -160,7 +155,7 @@ def run_spans(case: Case, options: Options, *, relu: bool) -> Reconstruction | N
 
 def _make_client(images: Images, setting: SpanSetting, seed: int) -> LocalClient:
     training = Training(learning_rate=LEARNING_RATE, batch_size=setting.batch, steps=1)
-    client = make_mlp_client(images.data, training, hidden=setting.hidden, seed=seed)
+    client = make_mlp_client(images.data, training, seed=seed)
     if setting.state == "trained":
         return pretrain(client, images, steps=TRAINING_STEPS, seed=seed)
     shares = {"half dead": 0.5, "90 % dead": 0.9}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from fedsim.models import MAX_PARAMETERS, admit, build, build_layout, find_head, list_buffers
 from fedsim.models.building import _ADMITTED
@@ -214,7 +213,3 @@ def test_a_layout_is_the_model_without_its_values(name: str) -> None:
     shapes = [{key: (t.shape, t.dtype) for key, t in model.state_dict().items()} for model in (empty, full)]
     assert shapes[0] == shapes[1]
     assert [type(m) for m in empty.modules()] == [type(m) for m in full.modules()]
-
-
-def test_a_module_that_is_one_linear_layer_is_its_own_head() -> None:
-    assert find_head(nn.Linear(2, 3)) == ("weight", "bias")

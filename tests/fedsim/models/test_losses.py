@@ -88,9 +88,3 @@ def test_predictions_and_probabilities_support_a_single_logit() -> None:
     torch.testing.assert_close(predict_probabilities(several), several.softmax(1))
     assert torch.equal(predict_classes(several), several.argmax(1))
     assert predict_classes(single).dtype == predict_classes(several).dtype == torch.int64
-
-
-def test_probabilities_are_gradients_of_the_loss_too() -> None:
-    """The gradient of the logistic loss by the logit is p_1 - y, from which attacks infer labels."""
-    z, y = draw_logits(1, 1), torch.tensor([1])
-    torch.testing.assert_close(grad(find_loss("logistic"))(z, y), predict_probabilities(z)[:, 1:] - 1)

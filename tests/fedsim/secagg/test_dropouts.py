@@ -70,17 +70,6 @@ def test_the_strategy_gets_errors_of_failed_clients_and_nothing_of_late_ones(
     assert sorted(got[0]) == [False] * 3 + [True] * errors
 
 
-def test_the_mean_is_right_if_a_client_fails_at_each_exchange(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = federate("plain", **EPOCH, secure_aggregation=False, rounds=1, clients={"count": 7})
-    make_clients_fail(monkeypatch, "fails", {(1, "setup"): (0,), (1, "share"): (2,), (1, "collect"): (4,), (1, "unmask"): (6,)})
-    secure = federate("secure", **EPOCH, rounds=1, clients={"count": 7}, secure_aggregation={"threshold": 3})
-    names = of_partitions(plain)
-    updates = [o for o in recorded(plain).read_observations() if names.index(o.client) not in (0, 2, 4)]
-    (found,) = recorded(secure).read_observations()
-    assert found.cohort == tuple(o.client for o in updates)
-    assert_is_mean(secure, found, updates)
-
-
 @pytest.mark.parametrize("stage", ["setup", "share", "collect", "unmask"])
 def test_below_the_threshold_the_round_is_lost_and_the_run_continues(
     stage: str, federate: Federate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -109,12 +109,15 @@ def test_training_starts_from_the_statistics_that_were_sent(mode: str) -> None:
 def test_training_changes_none_of_its_arguments(buffers: str, mode: str) -> None:
     model, batches = network(), some_batches(4, 3)
     weights, sent = state(model)
-    trained = train(model, weights, batches, settings(mode=mode, buffers=buffers, momentum=0.5), DATA, buffers=sent)
+    training = settings(mode=mode, buffers=buffers, momentum=0.5, weight_decay=0.1)
+    trained = train(model, weights, batches, training, DATA, buffers=sent)
     evaluate(model, weights, *batches[0], DATA, settings(mode=mode, buffers=buffers), buffers=sent)
     for tensor in trained.buffers.values():
         tensor.zero_()
     for given, kept in zip((weights, sent), state(network()), strict=True):
-        assert all(torch.equal(given[name], kept[name]) for name in kept)
+        assert all(torch.equal(given[name], kept[name]) and not given[name].requires_grad for name in kept)
+    for given_batch, kept_batch in zip(batches, some_batches(4, 3), strict=True):
+        assert all(torch.equal(*pair) for pair in zip(given_batch, kept_batch, strict=True))
     assert all(torch.equal(t, network().state_dict()[name]) for name, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

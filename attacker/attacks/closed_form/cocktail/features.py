@@ -9,12 +9,12 @@ Gaussian prior of smooth images (feature inversion).
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.nn import functional
 
 from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.matching.smooth_images import build_smooth_spread
-from attacker.attacks.networks.forward import run_forward_pass
+from attacker.attacks.networks.forward import list_linear, record_calls, run_forward_pass
 
 PUBLIC_IMAGES = 256
 """Number of random images from which mean and deviation of the features are estimated."""
@@ -111,18 +111,8 @@ def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[T
 
     Layers that are not called are missing; the others are in the order of their first calls. The inputs are float32.
     """
-    seen: dict[str, list[Tensor]] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda _, given, name=name: seen.setdefault(name, []).append(given[0]))
-        for name, module in observed.model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    buffers = {name: b if observed.same_buffers else b[0] for name, b in observed.buffers.items()}
-    state = {**buffers, **observed.get_weights(0)}
+    state = {**observed.get_buffers(0), **observed.get_weights(0)}
     single = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
-    try:
+    with record_calls(list_linear(observed.model)) as seen:
         run_forward_pass(observed.model, single, observed.data.normalise(x.float()))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    return {name: [given for given, _ in calls] for name, calls in seen.items()}

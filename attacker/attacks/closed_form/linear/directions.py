@@ -98,7 +98,8 @@ class DirectionPool:
         off = self.find_off_neurons(q, 1e-9)
         q, off, score = torch.cat([self.q, q]), torch.cat([self.off, off]), torch.cat([self.score, score])
         order = self._rank(off, score, WRONG_SIDE_PENALTIES[0])
-        order = order[_find_first_of_same(q[order])][:POOL_SIZE]
+        same = (q[order] @ q[order].T).abs() > 1 - EQUAL_TOLERANCE  # up to sign; the first of equal directions is kept
+        order = order[~torch.tril(same, diagonal=-1).any(dim=1)][:POOL_SIZE]
         self.q, self.off, self.score = q[order], off[order], score[order]
 
     def unmix(self, found: Tensor, doubtful: Tensor) -> None:
@@ -196,8 +197,3 @@ def _find_first_of_alike(off: Tensor) -> Tensor:
     common, size = z @ z.T, z.sum(dim=1)
     alike = common > 0.95 * (size[:, None] + size[None] - common).clamp(min=1)
     return ~torch.tril(alike, diagonal=-1).any(dim=1)
-
-
-def _find_first_of_same(q: Tensor) -> Tensor:
-    """Return a mask (K,) that keeps the first of all unit directions that are equal up to sign."""
-    return ~torch.tril((q @ q.T).abs() > 1 - EQUAL_TOLERANCE, diagonal=-1).any(dim=1)

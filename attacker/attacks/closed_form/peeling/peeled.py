@@ -5,7 +5,7 @@
 by Gauss-Newton steps with conjugate gradients. x is in units in which data are in [0, 1], but is not confined to this range. The
 prior (total variation of images, distance to 0.5 of rows) brings x close to the solution, and the last steps are without it. If
 these last steps leave a residual, for example because of noise, the answer is usually the x found at a lambda above 0, see
-`PeelingSettings.noise`. The input is exact only if the equations of all these layers together determine it, and the signs of all
+MAX_NOISE_RATIO. The input is exact only if the equations of all these layers together determine it, and the signs of all
 pre-activations before the deficient layer, the one with too few equations, are right.
 """
 
@@ -29,44 +29,36 @@ from defenses.base import Tensors
 MAX_PROGRESS_RATIO = 0.7
 """Largest ratio of the residuals after and before a step that counts as progress."""
 
+LAMBDAS = [5e-2 * (5e-6 / 5e-2) ** (level / 8) for level in range(9)]
+"""The weights lambda of the prior before it is set to 0."""
 
-@dataclass(frozen=True, kw_only=True)
-class PeelingSettings:
-    """The settings of `peel`.
+STEPS_PER_LAMBDA = 2
 
-    The deficient layer is the last one that has too few equations for its own input; the layers below are those before it.
-    strongest, weakest: first and last weight lambda of the prior before it is set to 0.
-    levels:   number of lambdas, in a geometric sequence. steps: Gauss-Newton steps for each.
-    certain:  largest lambda at which the equations of the layers below are used, if one of these layers has a kink in its
-              activation. Without a kink, these equations are used at every lambda.
-    sure:     the sign of a pre-activation is certain if its magnitude is at least this multiple of the root mean square by which
-              the layer's pre-activations last changed.
-    edge:     see `TotalVariation`.
-    inner, thorough: largest number of iterations of conjugate gradients in each step with the prior, and in each step without it.
-    last:     largest number of steps without the prior. patience: number of successive steps without progress that ends these
-              steps, for a problem whose misfit exceeds `rounding`; for the others, one such step ends them.
-    rounding: largest relative misfit of an exact answer, see `PeelingAnswers.misfit`.
-    noise:    if the misfit without the prior exceeds `rounding`, the answer is the x of the largest lambda at which the residual
-              of the deficient layer's equations is at most `noise` times the residual without the prior (discrepancy principle,
-              Morozov 1966). If there is no such lambda, it is the x without the prior.
-    """
+MAX_CERTAIN_LAMBDA = 6e-3
+"""Largest lambda at which the equations of the layers before the deficient one are used, if one of these layers has a kink in its
+activation. Without a kink, these equations are used at every lambda."""
 
-    strongest: float = 5e-2
-    weakest: float = 5e-6
-    levels: int = 9
-    steps: int = 2
-    certain: float = 6e-3
-    sure: float = 4.0
-    edge: float = 0.01
-    inner: int = 50
-    thorough: int = 400
-    last: int = 15
-    patience: int = 4
-    rounding: float = 5e-6
-    noise: float = 1.5
+MIN_SURE_RATIO = 4.0
+"""The sign of a pre-activation is certain if its magnitude is at least this multiple of the root mean square by which the layer's
+pre-activations last changed."""
 
+EDGE = 0.01
+"""See `TotalVariation`."""
 
-PEELING = PeelingSettings()
+ITERATIONS, FINAL_ITERATIONS = 50, 400
+"""Largest number of iterations of conjugate gradients in each step with the prior, and in each step without it."""
+
+MAX_FINAL_STEPS, MAX_STALLED_STEPS = 15, 4
+"""Largest number of steps without the prior, and of successive ones without progress for a problem whose misfit exceeds
+MAX_ROUNDING; for the others, one step without progress ends these steps."""
+
+MAX_ROUNDING = 5e-6
+"""Largest relative misfit of an exact answer, see `PeelingAnswers.misfit`."""
+
+MAX_NOISE_RATIO = 1.5
+"""If the misfit without the prior exceeds MAX_ROUNDING, the answer is the x of the largest lambda at which the residual of the
+deficient layer's equations is at most this multiple of the residual without the prior (discrepancy principle, Morozov 1966). If
+there is no such lambda, it is the x without the prior."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,8 @@ class PeelingAnswers:
             prior.
     free:   (N,) norm of the part of a random change of x that changes no equation, relative to the norm of the whole change;
             found by iterations that end early, so that it is too high rather than too low. NaN if the misfit exceeds
-            `PeelingSettings.rounding`.
-    exact:  (N,) whether x fulfils the equations up to `PeelingSettings.rounding`, and `free` is so small that they determine x.
+            MAX_ROUNDING.
+    exact:  (N,) whether x fulfils the equations up to MAX_ROUNDING, and `free` is so small that they determine x.
             Otherwise, the prior may have influenced x.
     iterations: number of conjugate gradient iterations for the whole batch, the sum over all steps.
     """
@@ -93,9 +85,7 @@ class PeelingAnswers:
     iterations: int
 
 
-def peel(
-    chain: Chain, weights: Tensors, gradient: Tensors, point: Point, *, low: Tensor, high: Tensor, how: PeelingSettings = PEELING
-) -> PeelingAnswers:
+def peel(chain: Chain, weights: Tensors, gradient: Tensors, point: Point, *, low: Tensor, high: Tensor) -> PeelingAnswers:
     """Solve for the network's input, given R-GAP's solution `point` at the output of the deficient layer `point.at`.
 
     A layer is deficient if it has too few equations for its own input; of several, `point.at` must be the last.
@@ -104,7 +94,7 @@ def peel(
     0.5.
     """
     problem = compose(chain, weights, gradient, point, low, high)
-    return _Peeler(problem, TotalVariation(how.edge) if len(chain.inputs) == 3 else MidpointPrior(), how).run()
+    return _Peeler(problem, TotalVariation(EDGE) if len(chain.inputs) == 3 else MidpointPrior()).run()
 
 
 class _Peeler:
@@ -113,20 +103,20 @@ class _Peeler:
     path: the weights lambda of the prior so far, each with the x (N, *inputs) found for it.
     """
 
-    def __init__(self, problem: ComposedEquations, belief: SmoothnessPrior, how: PeelingSettings) -> None:
-        self.problem, self.belief, self.how = problem, belief, how
+    def __init__(self, problem: ComposedEquations, belief: SmoothnessPrior) -> None:
+        self.problem, self.belief = problem, belief
         self.path: list[tuple[float, Tensor]] = []
         self.iterations = 0
 
     def run(self) -> PeelingAnswers:
         x, misfit = self._settle(*self._anneal())
-        settled = misfit <= self.how.rounding
+        settled = misfit <= MAX_ROUNDING
         weight = torch.zeros_like(misfit)
         for share, earlier in self.path:  # discrepancy principle
             enough = (
                 ~settled
                 & (weight == 0)
-                & (_measure_top_residual(self.problem, earlier) <= self.how.noise * _measure_top_residual(self.problem, x))
+                & (_measure_top_residual(self.problem, earlier) <= MAX_NOISE_RATIO * _measure_top_residual(self.problem, x))
             )
             x, weight = torch.where(broadcast_like(enough, x), earlier, x), torch.where(enough, share, weight)
         free = torch.full_like(misfit, torch.nan)
@@ -147,15 +137,14 @@ class _Peeler:
         The linearisation is at the x at which the last lambda started; how much pre-activations changed since shows which signs
         are uncertain.
         """
-        how, x = self.how, build_grey_images(self.problem)
+        x = build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
         tangent = before = self.problem.linearise(x, None if edges else self.problem.whole)
-        for level in range(how.levels):
-            share = how.strongest * (how.weakest / how.strongest) ** (level / max(1, how.levels - 1))
-            if edges and share <= how.certain:
+        for share in LAMBDAS:
+            if edges and share <= MAX_CERTAIN_LAMBDA:
                 tangent = self.problem.linearise(x, self._suppress_doubtful(before, tangent))
             before = tangent
-            for _ in range(how.steps):
+            for _ in range(STEPS_PER_LAMBDA):
                 tangent = self._step(tangent, share)
             x = tangent.x
             self.path.append((share, x))
@@ -183,10 +172,10 @@ class _Peeler:
 
     def _find_direction(self, tangent: Tangent, share: float) -> Tensor:
         if share == 0:
-            return self._solve(_build_normal_operator(tangent), tangent.adjoint(tangent.missed), self.how.thorough)
+            return self._solve(_build_normal_operator(tangent), tangent.adjoint(tangent.missed), FINAL_ITERATIONS)
         seen, bend = _build_normal_operator(tangent), self.belief.curvature(tangent.x)
         downhill = tangent.adjoint(tangent.missed) - share * self.belief.gradient(tangent.x)
-        return self._solve(lambda v: seen(v) + share * bend(v), downhill, self.how.inner)
+        return self._solve(lambda v: seen(v) + share * bend(v), downhill, ITERATIONS)
 
     def _solve(self, curve: Curvature, target: Tensor, iterations: int, until: Callable[[Tensor], bool] = never_stop) -> Tensor:
         x, done = conjugate_gradients(curve, target, iterations=iterations, until=until)
@@ -195,22 +184,21 @@ class _Peeler:
 
     def _suppress_doubtful(self, before: Tangent, now: Tangent) -> ConstraintWeights:
         return now.suppress_doubtful(
-            [self.how.sure * _compute_root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)]
+            [MIN_SURE_RATIO * _compute_root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)]
         )
 
     def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
         """Make steps without the prior; return the x with the lowest residual of the deficient layer, and its misfit (N,).
 
         That residual is `_measure_top_residual`; a step makes progress if this residual falls below MAX_PROGRESS_RATIO of the
-        lowest so far. A problem ends after a step without progress if its misfit is at most `rounding`, after `patience` such
-        steps in succession, or after `last` steps. Before each step, the weights of uncertain slopes are computed from the change
-        of the pre-activations since `before`, the linearisation at an earlier x.
+        lowest so far. See MAX_STALLED_STEPS for when a problem ends. Before each step, the weights of uncertain slopes are
+        computed from the change of the pre-activations since `before`, the linearisation at an earlier x.
         """
-        how, problem = self.how, self.problem
+        problem = self.problem
         best, minimum = x.clone(), _measure_top_residual(problem, x)
         misfit = _compute_misfit(problem, x)
         stalled, active = torch.zeros_like(minimum), torch.arange(len(x), device=x.device)
-        for _ in range(how.last):
+        for _ in range(MAX_FINAL_STEPS):
             weighing = self._suppress_doubtful(before, problem.linearise(x))
             before = problem.linearise(x, weighing)
             x = x + self._find_direction(before, 0)
@@ -219,7 +207,7 @@ class _Peeler:
             stalled[active] = torch.where(fallen, 0, stalled[active] + 1)
             best[active[better]], minimum[active[better]] = x[better], top[better]
             misfit[active[better]] = _compute_misfit(problem, x)[better]
-            rows = (fallen | ((misfit[active] > how.rounding) & (stalled[active] < how.patience))).nonzero()[:, 0]
+            rows = (fallen | ((misfit[active] > MAX_ROUNDING) & (stalled[active] < MAX_STALLED_STEPS))).nonzero()[:, 0]
             if not len(rows):
                 break
             active, x, problem, before = active[rows], x[rows], problem.select(rows), before.select(rows)
@@ -236,7 +224,7 @@ class _Peeler:
             return _compute_root_mean_square(change - seen)  # the change has a root mean square of 1
 
         enough = _compute_freedom_threshold(problem)
-        maximum = 6 * self.how.thorough
+        maximum = 6 * FINAL_ITERATIONS
         return measure_rest(
             self._solve(curve, curve(change), maximum, until=lambda seen: bool((measure_rest(seen) <= enough).all()))
         )

@@ -44,7 +44,7 @@ def compute_generic_ranks(
             layer.kernel is None
             or open_count > columns
             or _estimate_largest_matrix(shape) > MAX_MATRIX_ENTRIES
-            or not _is_surjective(shape)
+            or (shape.before is not None and compute_pooled_rank(shape.before) < shape.values)
         ):
             ranks.append(None)
             below = _draw_pooled_gradient(layer, rng)
@@ -73,10 +73,6 @@ def _estimate_largest_matrix(shape: LayerFootprint) -> int:
     """Estimate the number of entries of the largest matrix that is created before the elimination."""
     taps, places = shape.sees.shape
     return max(shape.channels * taps * max(places, shape.filters), taps * places * 128, shape.filters * taps * shape.values)
-
-
-def _is_surjective(shape: LayerFootprint) -> bool:
-    return shape.before is None or compute_pooled_rank(shape.before) == shape.values
 
 
 def _draw_slopes(activation: Activation, live: Tensor, dead: float, rng: torch.Generator) -> Tensor:

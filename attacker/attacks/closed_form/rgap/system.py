@@ -189,7 +189,7 @@ def solve_least_squares(
     spare:     (N,) number of surplus equations. If given, a problem also stops when CHECK_INTERVAL iterations reduce the squared
                residual by less than 1 / spare of it, one surplus equation's share, since such changes are below the noise.
     """
-    one, two = _Flat(system, target), inverse or _identity
+    one, two = _Flat(system, target), inverse or (lambda x: x)
     x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
     residual = one.target if start is None else one.target - one.apply(x)
     gradient = one.adjoint(residual)
@@ -254,7 +254,3 @@ def broadcast_like(values: Tensor, like: Tensor) -> Tensor:
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     product: Tensor = torch.linalg.vecdot(x.flatten(1), y.flatten(1))
     return product
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x

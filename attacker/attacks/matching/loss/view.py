@@ -130,8 +130,9 @@ class View(ObservedGradients):
         compared = {name: g for name, g in self.gradients.items() if self._is_compared(name)}
         scale = [self._compute_scale({name: g[i] for name, g in compared.items()}) for i in range(len(places))]
         scales = {name: torch.stack([s[name] for s in scale]) for name in scale[0]}
+        scaled = vmap(_scale)(compared, scales) if scales else compared
         self.rows: ProblemRow = {
-            "observed": {name: _lay_out(g) for name, g in (vmap(_scale)(compared, scales) if scales else compared).items()},
+            "observed": {name: to_channels_last(g) if g.ndim == 5 else g for name, g in scaled.items()},
             "scale": scales,
             "known": vmap(self.channel.learn)(self.seen),
             "places": places.to(self.device),
@@ -315,11 +316,6 @@ class View(ObservedGradients):
                 self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps
             )
         return _scale(gradient, row["scale"])
-
-
-def _lay_out(stack: Tensor) -> Tensor:
-    """Return a stack of one parameter's gradients (P, *shape); those of a 2D convolution get the memory layout channels last."""
-    return to_channels_last(stack) if stack.ndim == 5 else stack
 
 
 def _scale(gradient: GradientTensors, scale: GradientTensors) -> dict[str, Tensor]:

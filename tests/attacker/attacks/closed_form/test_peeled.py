@@ -9,9 +9,10 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from attacker.attacks.closed_form.peeling import peeled as peeling
 from attacker.attacks.closed_form.peeling.assembly import compose
 from attacker.attacks.closed_form.peeling.equations import ComposedEquations, EquationSides, Tangent
-from attacker.attacks.closed_form.peeling.peeled import PEELING, PeelingAnswers, PeelingSettings, peel
+from attacker.attacks.closed_form.peeling.peeled import EDGE, PeelingAnswers, peel
 from attacker.attacks.closed_form.peeling.smoothness import TotalVariation
 from attacker.attacks.closed_form.rgap.recursion import Point, solve_last_layer, solve_layer, solve_layers
 from attacker.attacks.closed_form.rgap.system import EquationValues
@@ -74,8 +75,8 @@ def see(model: nn.Module, x: Tensor, *, at: int, dtype: torch.dtype = torch.floa
     return Seen(chain, weights, gradient, solve_layers(chain, weights, gradient, first, until=at))
 
 
-def peeled(seen: Seen, low: Tensor = LOW, high: Tensor = HIGH, how: PeelingSettings = PEELING) -> PeelingAnswers:
-    return peel(seen.chain, seen.weights, seen.gradient, seen.point, low=low, high=high, how=how)
+def peeled(seen: Seen, low: Tensor = LOW, high: Tensor = HIGH) -> PeelingAnswers:
+    return peel(seen.chain, seen.weights, seen.gradient, seen.point, low=low, high=high)
 
 
 def composed(seen: Seen) -> ComposedEquations:
@@ -218,15 +219,17 @@ def test_undetermined_values_are_filled_in_smoothly_and_counted() -> None:
     assert (found.misfit < 1e-5).all()  # 288 + 54 equations of 432 values
     assert (found.free > 0.2).all()
     assert not found.exact.any()
-    variation = TotalVariation(PEELING.edge)
+    variation = TotalVariation(EDGE)
     assert (variation.value(found.x) < variation.value(x.double())).all()  # the true image also fits, and is less smooth
     assert (measure_errors(found.x, x) < 0.05 * measure_errors(least.f, x)).all()
 
 
-def test_with_noise_the_prior_keeps_weight_and_lowers_the_error() -> None:
+def test_with_noise_the_prior_keeps_weight_and_lowers_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     x = draw_photographs(1, 12)
     seen = see(two_layers(lambda: nn.LeakyReLU(0.2)), x, at=1, noise=5e-2)
-    found, without = peeled(seen), peeled(seen, how=PeelingSettings(noise=0))
+    found = peeled(seen)
+    monkeypatch.setattr(peeling, "MAX_NOISE_RATIO", 0)
+    without = peeled(seen)
     assert not found.exact.any()
     assert (found.weight > 0).all()
     assert (without.weight == 0).all()

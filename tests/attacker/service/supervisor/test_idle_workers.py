@@ -84,15 +84,6 @@ def test_next_worker_is_started_when_no_job_runs(make_idle_workers: Callable[...
     worker.end()
 
 
-def test_each_worker_serves_one_recording(make_idle_workers: Callable[..., IdleWorkers]) -> None:
-    idle, seen = make_idle_workers(2), dict[int, str]()
-    for recording in ("photos", "other", "photos", "third", "other"):
-        stand_by(idle)
-        worker = idle.take(recording, [])
-        assert seen.setdefault(worker.pid, recording) == worker.recording == recording
-        idle.keep(worker)
-
-
 def test_stand_by_can_be_switched_off(make_idle_workers: Callable[..., IdleWorkers]) -> None:
     idle, before = make_idle_workers(stand_by=False), workers()
     tend(idle, [])
