@@ -200,9 +200,10 @@ def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bo
     """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
 
     For "agic", if clients train several local epochs on more than one batch, `EPOCH_ARGUMENTS` are added, so that it simulates
-    the epochs; if each epoch is one step, it does so anyway. For "inverting_gradients", if clients take several local steps, `surrogate` is added, but only if answers are `scored` against the
-    truth, since the confidence in answers of such searches is undecided. If clients do not train a last linear layer, as with
-    adapters, "cpl" searches for the labels as well. first: the first row, with a complete update.
+    the epochs; if each epoch is one step, it does so anyway. For "inverting_gradients", if clients take several local steps,
+    `surrogate` is added, but only if answers are `scored` against the truth, since the confidence in answers of such searches is
+    undecided. If clients do not train a last linear layer, as with adapters, "cpl" searches for the labels as well. first: the
+    first row, with a complete update.
     """
     tuned = dict(presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data))
     if name == "cpl" and not _has_label_layer(recording, first):
