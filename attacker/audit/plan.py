@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attacker.attacks import Attack, AttackSpec, Case, Need, find_unmet, presets
 from attacker.attacks.base import PlansRoutes
-from attacker.attacks.simulation.client import count_repeated_steps, find_schedule
+from attacker.attacks.simulation.client import choose_simulated_steps, find_schedule
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
 from fedsim.recording import DamagedFile, Recording, Row
@@ -217,7 +217,7 @@ def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bo
 
 def _repeats_batch(recording: Recording, row: Row) -> bool:
     """Return whether the client of a row takes several local steps, each on all of its examples."""
-    return count_repeated_steps(recording.manifest.training, row.num_examples or 0) > 1
+    return choose_simulated_steps(recording.manifest.training, row.num_examples or 0) > 1
 
 
 def _has_label_layer(recording: Recording, row: Row) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Effort
-from attacker.attacks.simulation.client import count_repeated_steps
+from attacker.attacks.simulation.client import choose_simulated_steps
 from attacker.replay.cases import PlannedCase
 from fedsim import models
 from fedsim.recording import Manifest
@@ -97,7 +97,7 @@ class CaseFootprint:
         if not examples or self.effort.local_steps == "one_batch":
             return 1
         if self.effort.local_steps == "auto":
-            return count_repeated_steps(self.training, examples)
+            return choose_simulated_steps(self.training, examples)
         return len(self.training.count_step_examples(examples) or (1,))
 
     def explain_too_large(self, sizes: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import count_repeated_steps, draws_at_random, find_schedule, sends_signs
+from attacker.attacks.simulation.client import choose_simulated_steps, draws_at_random, find_schedule, sends_signs
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from fedsim.recording.observation import Observation
@@ -79,7 +79,7 @@ class Simulation:
         first = observations[0]
         if self.local_steps != "auto" or self.draws or self.in_order or sends_signs(first) or draws_at_random(first, model):
             return 1
-        steps = [(find_schedule(one)[1], count_repeated_steps(one.training, one.num_examples or 0)) for one in observations]
+        steps = [(find_schedule(one)[1], choose_simulated_steps(one.training, one.num_examples or 0)) for one in observations]
         known = all(taken == repeated for taken, repeated in steps)
         return max(repeated for _, repeated in steps) if known else 1
 

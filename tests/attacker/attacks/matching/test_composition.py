@@ -106,6 +106,8 @@ def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(
     [
         ((3,), 2, {}, 3),
         ((3, 1), 2, {}, 3),
+        ((10,), 2, {}, 10),
+        ((11,), 2, {}, 1),
         ((1,), 2, {}, 1),
         ((3,), 1, {}, 1),
         ((3,), 2, {"defense": "sign()"}, 1),
