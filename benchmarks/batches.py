@@ -16,6 +16,9 @@ four images behind an untrained LeNet, beside the mean PSNR of their nulls (supp
 
 Table `batch_norm`: mean PSNR of `inverting_gradients` on clients that train in mode "train" and return the running statistics of
 their batch norm layers, with and without the term for these statistics, beside the null (support/returned_statistics.py).
+
+Table `local_epochs`: mean PSNR of `inverting_gradients` on clients that train for several local epochs on all of their images at
+once, with simulated local steps and with all steps taken for one, beside the null (support/local_epochs.py).
 """
 
 import tempfile
@@ -25,12 +28,13 @@ from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
 from support.contract import ResultRow, parse_options, print_results
 from support.learned_inversion import list_learned_settings, make_learned_row
+from support.local_epochs import list_epoch_settings, make_epoch_row
 from support.returned_statistics import list_statistics_settings, make_statistics_row
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm"))
+    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs"))
     if options.table == "cocktail":
         separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
         print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, options)
@@ -45,6 +49,11 @@ def main() -> None:
         returned = [make_statistics_row(options, *setting) for setting in list_statistics_settings(quick=options.quick)]
         gain = min(row["psnr with"] - row["psnr without"] for row in returned)
         print_results("batches batch_norm", returned, {"worst_gain": gain}, options)
+        return
+    if options.table == "local_epochs":
+        trained = [make_epoch_row(options, *setting) for setting in list_epoch_settings(quick=options.quick)]
+        gain = min(row["psnr simulated"] - row["psnr one batch"] for row in trained)
+        print_results("batches local_epochs", trained, {"worst_gain": gain}, options)
         return
     rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}

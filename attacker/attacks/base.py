@@ -121,12 +121,15 @@ class Effort:
     vectors:     largest number of vectors of the size of the search variable that the optimiser stores at once for a search.
     searches:    number of searches of a case that run at once.
     starts:      largest number of searches of a case that run one after the other, as restarts do.
+    local_steps: which local steps of a client are simulated one by one, which takes memory for each: "one_batch" for none,
+                 "simulated" for all, "auto" for those that are on all examples of a client.
     """
 
     evaluations: int = 1
     vectors: int = 0
     searches: int = 1
     starts: int = 1
+    local_steps: str = "one_batch"
 
     @property
     def most_evaluations(self) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from attacker.attacks.base import Effort
+from attacker.attacks.simulation.client import choose_simulated_steps
 from attacker.replay.cases import PlannedCase
 from fedsim import models
 from fedsim.recording import Manifest
@@ -20,6 +22,8 @@ from fedsim.recording import Manifest
 LIVE_TENSORS = 12
 """Number of tensors that one search of a case keeps alive: of the model's size per observation, and of the activations' size per
 example."""
+STEP_TENSORS = 4
+"""Number of such tensors that each further local step adds, if it is simulated."""
 SEARCH_VECTORS = 12
 """Number of vectors of the length of the optimised variable that a search keeps per case, besides the optimiser's state."""
 MEMORY_FACTOR = 2.5
@@ -53,24 +57,29 @@ def split_into_chunks(
     return chunks
 
 
+NO_EFFORT = Effort()
+"""The effort of an attack that reports none."""
+
+
 class CaseFootprint:
     """An estimate of the memory and time that one case takes, from the sizes of the model's parameters and activations.
 
     The model is built on the meta device, which allocates no memory.
     shapes:    shapes of the model's parameters by name; a parameter that layers share has several names.
     distinct:  the names of the parameters, with only the first name of a parameter that layers share.
-    remembers: number of vectors of the length of the optimised variable that the attack's optimiser keeps per search; 0 if the
-               attack has no optimiser. searches: number of searches of a case that run at once.
+    effort:    what the attack reports about its cost.
     """
 
-    def __init__(self, manifest: Manifest, device: str, remembers: int = 0, searches: int = 1) -> None:
+    def __init__(self, manifest: Manifest, device: str, effort: Effort = NO_EFFORT) -> None:
         model = models.build_layout(manifest.model, manifest.data)
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
         self.distinct = frozenset(name for name, _ in model.named_parameters())
         self.parameters = sum(p.numel() for p in model.parameters())
         self.activations = count_activations(model, manifest.data.shape) or 20 * manifest.data.size
-        self.latents = int(manifest.data.size * (SEARCH_VECTORS + MEMORY_FACTOR * remembers if remembers else 0))
-        self.values, self.device, self.searches = manifest.data.size, device, searches
+        vectors = SEARCH_VECTORS + MEMORY_FACTOR * effort.vectors if effort.vectors else 0
+        self.latents = int(manifest.data.size * vectors)
+        self.values, self.device, self.effort = manifest.data.size, device, effort
+        self.training = manifest.training
 
     def estimate_bytes(self, sizes: Sequence[int]) -> int:
         """Return the estimated memory in bytes of a case.
@@ -78,8 +87,18 @@ class CaseFootprint:
         sizes: number of examples of each observation; 0, an unknown number, counts as 1.
         """
         examples = sum(max(1, size) for size in sizes)
-        networks = LIVE_TENSORS * (len(sizes) * self.parameters + examples * self.activations)
-        return 4 * self.searches * (networks + examples * self.latents)
+        steps = max(self._count_simulated_steps(size) for size in sizes)
+        tensors = LIVE_TENSORS + STEP_TENSORS * (steps - 1)
+        networks = tensors * (len(sizes) * self.parameters + examples * self.activations)
+        return 4 * self.effort.searches * (networks + examples * self.latents)
+
+    def _count_simulated_steps(self, examples: int) -> int:
+        """Return the number of local steps that the attack simulates one by one for a client with this number of examples."""
+        if not examples or self.effort.local_steps == "one_batch":
+            return 1
+        if self.effort.local_steps == "auto":
+            return choose_simulated_steps(self.training, examples)
+        return len(self.training.count_step_examples(examples) or (1,))
 
     def explain_too_large(self, sizes: Sequence[int]) -> str:
         """Return why a case does not fit into the memory of the device, or "" if it may fit. sizes: as in `estimate_bytes`."""

@@ -285,8 +285,7 @@ class Replay:
 
     @cached_property
     def _footprint(self) -> CaseFootprint:
-        effort = estimate_effort(self._attack)
-        return CaseFootprint(self.recording.manifest, self.device, effort.vectors, effort.searches)
+        return CaseFootprint(self.recording.manifest, self.device, estimate_effort(self._attack))
 
     @cached_property
     def _chunks(self) -> list[tuple[PlannedCase, ...]]:

@@ -1,6 +1,6 @@
 """Measurement of an attack on cases whose true examples are known, as one row of a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -15,12 +15,13 @@ from attacker.attacks.matching.names import DISTANCES
 from attacker.attacks.matching.priors import colour_variation
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
-from attacker.scoring.metrics import is_recovered, mse, ssim
+from attacker.scoring.metrics import is_recovered, mse, psnr, ssim
 from attacker.scoring.statistics import estimate_share
 from fedsim.recording import DataSpec
 from support.contract import Options, measure_cpu
+from support.splits import Images
 
-PUBLISHED_SEARCH: dict[str, Any] = {"colour": False, "continuation": 1.0, "polish": 0.0}
+PUBLISHED_SEARCH: dict[str, Any] = {"colour": False, "continuation": 1.0, "polish": 0.0, "local_steps": "one_batch"}
 """Arguments with which Inverting Gradients and AGIC search as in their papers: by Adam to the end, with a total variation of
 constant weight along channels. Tables that were measured before the defaults changed have them."""
 PAPER_TOLERANCE = 1e-4
@@ -68,6 +69,25 @@ def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     found = keep_first(found, len(x))
     order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
+
+
+def compare_attacks(
+    attacks: Mapping[str, GradientMatching], cases: Sequence[Case], images: Images, batch: int, options: Options
+) -> dict[str, Any]:
+    """Return the mean PSNR in dB, the number of recovered images and the CPU-seconds of several attacks on the same cases.
+
+    attacks: attacks by the label that ends the names of their entries. images: originals of all cases, `batch` of each case.
+    """
+    row: dict[str, Any] = {}
+    for label, attack in attacks.items():
+        found, seconds = run_attack(attack, cases, options)
+        guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(found, images.x.split(batch), strict=True)])
+        row |= {
+            f"psnr {label}": float(psnr(guesses, images.x).mean()),
+            f"recovered {label}": int(is_recovered(guesses, images.x, images.data).sum()),
+            f"cpu_seconds {label}": seconds,
+        }
+    return row
 
 
 def make_row(

@@ -3,13 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from attacker.attacks import Case, inverting_gradients
-from attacker.scoring.metrics import is_recovered, psnr
 from fedsim import models
 from fedsim.training.local import train
-from support.attacked import match_examples, run_attack
+from support.attacked import compare_attacks
 from support.calibration import networks
 from support.contract import Options, ResultRow
 from support.single_cases import make_client
@@ -43,15 +40,7 @@ def make_statistics_row(options: Options, network: str, name: str, batch: int, c
         "null": inverting_gradients(**settings).null(),
     }
     row: ResultRow = {"network": network.partition(":")[2], "data": images.name, "batch": batch, "images": len(images)}
-    for label, attack in attacks.items():
-        found, seconds = run_attack(attack, cases, options)
-        guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(found, images.x.split(batch), strict=True)])
-        row |= {
-            f"psnr {label}": float(psnr(guesses, images.x).mean()),
-            f"recovered {label}": int(is_recovered(guesses, images.x, images.data).sum()),
-            f"cpu_seconds {label}": seconds,
-        }
-    return {**row, "part": images.part}
+    return row | compare_attacks(attacks, cases, images, batch, options) | {"part": images.part}
 
 
 def _make_cases(network: str, images: Images, batch: int, options: Options) -> list[Case]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.func import grad_and_value, vjp, vmap
 
 from attacker.attacks.cases import Case
@@ -40,6 +40,8 @@ class CaseBatch:
 
     A problem is one search: one restart of one case. Many are searched at once, each with a latent vector, a row of the
     matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
+    steps_each: number of local steps that each evaluation of the loss simulates if `Simulation.local_steps` is "auto"; 1 for all
+               other settings. A search makes as many times fewer iterations.
     count:     number V of examples that are searched for per case, including their copies for the local epochs.
     links:     for each case, which of these examples is at which position of each observation.
     epochs:    number of local epochs, each of which has its own copies of the examples; 1 if the epochs share them.
@@ -58,15 +60,16 @@ class CaseBatch:
     """
 
     def __init__(self, attack: MatchingSettings, cases: Sequence[Case]) -> None:
-        first = cases[0].observations[0]
+        observations = cases[0].observations
+        first, self.model = observations[0], build_network(observations[0]).to(attack.device)
         prior = attack.prior.adapt_to(first) if attack.simulation.knows_defense else attack.prior
-        attack = replace(attack, simulation=attack.simulation.adapt_to(first), prior=prior)
+        self.steps_each = attack.simulation.count_simulated_steps(observations, self.model)
+        attack = replace(attack, simulation=attack.simulation.adapt_to(observations, self.model), prior=prior)
         self.attack, self.cases = attack, cases
         self.data = first.data
         self.compares_logits = bool(attack.labels.agreement and attack.sees_gradient) and all(
             case.known_logits is not None for case in cases
         )
-        self.model: nn.Module = build_network(first).to(attack.device)
         self.epochs = attack.simulation.count_epochs(first.training)
         unlinked = [build_unlinked([observation.num_examples or 0 for observation in case.observations]) for case in cases]
         self.links = [repeat_links(case.links or none, self.epochs) for case, none in zip(cases, unlinked, strict=True)]

@@ -54,9 +54,19 @@ class GradientMatching(MatchingSettings):
         search = self.search
         evaluations = search.steps * search.optimiser.period * search.at_once
         starts = search.restarts // search.at_once + (self.warm_start is not None) if self.sees_gradient else 1
-        polished = self.polish is not None and self.sees_gradient and self.polish.count_iterations(search) > 0
+        polished = (
+            self.polish is not None
+            and self.sees_gradient
+            and self.polish.count_iterations(search.steps * search.optimiser.period) > 0
+        )
         vectors = max(search.optimiser.remembers, LBFGS().remembers * polished)
-        return Effort(evaluations=evaluations, vectors=vectors, searches=search.at_once, starts=starts)
+        return Effort(
+            evaluations=evaluations,
+            vectors=vectors,
+            searches=search.at_once,
+            starts=starts,
+            local_steps=self.simulation.local_steps,
+        )
 
     def null(self) -> "GradientMatching":
         return replace(self, sees_gradient=False)
@@ -73,11 +83,12 @@ class GradientMatching(MatchingSettings):
     def time_evaluation(self, case: Case) -> float:
         """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Measurable`.
 
+        They are divided by the number of local steps that "auto" simulates, since there are as many times fewer evaluations.
         A search that is compiled is measured without compilation, and a warm start is left out.
         """
         alone = replace(self, warm_start=None, search=replace(self.search, compiled=False))
         run = MatchingRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
-        return run.time_evaluation()
+        return run.time_evaluation() / run.batch.steps_each
 
 
 class MatchingRun:
@@ -98,8 +109,9 @@ class MatchingRun:
     ) -> None:
         self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
         self.batch = CaseBatch(attack, cases)
-        self.polishing = self._count_polishing_iterations()
-        self.steps = attack.search.steps - self.polishing * LBFGS().period // attack.search.optimiser.period
+        search, steps = attack.search, max(1, attack.search.steps // self.batch.steps_each)
+        self.polishing = self._count_polishing_iterations(steps * search.optimiser.period)
+        self.steps = steps - self.polishing * LBFGS().period // search.optimiser.period
         self.best = [BestResult() for _ in cases]
         self.warm_starts = self._compute_warm_starts()
         self.interrupted: set[int] = set()
@@ -123,14 +135,17 @@ class MatchingRun:
             for i, best in enumerate(self.best)
         ]
 
-    def _count_polishing_iterations(self) -> int:
-        """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`."""
+    def _count_polishing_iterations(self, evaluations: int) -> int:
+        """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`.
+
+        evaluations: number of gradient evaluations of both searches together.
+        """
         attack, batch = self.attack, self.batch
         if attack.polish is None or not attack.sees_gradient:
             return 0
         noisy = any(view.noisy for view in batch.views) or self._draws_at_random
         by_gradient = not noisy and batch.in_order is None and not batch.views_with_statistics
-        return attack.polish.count_iterations(attack.search) if by_gradient and not attack.objective.robust else 0
+        return attack.polish.count_iterations(evaluations) if by_gradient and not attack.objective.robust else 0
 
     def _polish(self) -> None:
         """Search again by L-BFGS from the best results, and replace those that become much better, see `Polish`."""
@@ -324,7 +339,7 @@ class PolishingRun(MatchingRun):
     def __init__(self, first: MatchingRun, chosen: Sequence[int]) -> None:
         self.starts = [first.best[i] for i in chosen]
         super().__init__(
-            first.attack.build_polish(first.polishing),
+            replace(first.attack, simulation=first.batch.attack.simulation).build_polish(first.polishing),
             [first.cases[i] for i in chosen],
             first.rng,
             first.progress and partial(first._report, first._starts),

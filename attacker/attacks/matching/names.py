@@ -78,5 +78,5 @@ def get_denoiser_term(name: str, weight: float, noise: float) -> DenoiserTerm | 
 
 
 def check_local_steps(name: str) -> LocalSteps:
-    """Return `name` if it names a treatment of local steps, "one_batch" or "simulated". Raises ValueError for another name."""
+    """Return `name` if it is "one_batch", "simulated" or "auto", treatments of local steps. Raises ValueError for another."""
     return _look_up("local_steps", name, {known: known for known in get_args(LocalSteps)})

@@ -38,6 +38,8 @@ class Search:
 
     optimiser: changes latent vectors; for the decoder `pixels` these are pixels on the scale [0, 1], before normalisation.
     steps:     maximum number of iterations. An iteration may consist of several gradient evaluations, see `Optimiser.period`.
+               With `Simulation.local_steps` "auto", iterations that simulate n local steps take about n times as long, and there
+               are n times fewer.
     stop:      when a search stops earlier.
     restarts:  maximum number of starts per case, besides a warm start. A case is started again only if its lowest loss so far
                is above a threshold (`Stop.stuck`); for the first start after a warm start, see `WarmStart.alone`. The result with
@@ -115,9 +117,9 @@ class Polish:
         if not 0 <= self.share < 1:
             raise ValueError(f"polish, the share of a search that L-BFGS makes, must be at least 0 and below 1, got {self.share}")
 
-    def count_iterations(self, search: Search) -> int:
-        """Return the number of iterations of L-BFGS after a search with these settings."""
-        return int(self.share * search.steps * search.optimiser.period) // LBFGS().period
+    def count_iterations(self, evaluations: int) -> int:
+        """Return the number of iterations of L-BFGS, given the number of gradient evaluations of both searches together."""
+        return int(self.share * evaluations) // LBFGS().period
 
 
 COMPONENT_NAMES = ("objective", "simulation", "parametrisation", "prior", "labels", "search")

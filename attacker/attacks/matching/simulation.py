@@ -4,23 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch import nn
+
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import find_schedule, sends_signs
+from attacker.attacks.simulation.client import choose_simulated_steps, draws_at_random, find_schedule, sends_signs
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from fedsim.recording.observation import Observation
 from fedsim.recording.training import Training
 
-LocalSteps = Literal["one_batch", "simulated"]
+LocalSteps = Literal["one_batch", "simulated", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
     """The attacker's assumptions on what a client computed.
 
-    local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step.
-    surrogate:       for "one_batch" and clients with several local steps, compute the gradient not at the weights sent, but at a
-                     point between the weights sent and the weights returned; this point is optimised together with the examples
+    local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step;
+                     "auto" is "simulated" if every step of a client is on all of its examples, so that nothing about their order
+                     is unknown, and otherwise "one_batch", see `adapt_to`.
+    surrogate:       if several local steps are treated as one, compute the gradient not at the weights sent, but at a point
+                     between the weights sent and the weights returned; this point is optimised together with the examples
                      (SME). Not used for clients that send signs, from which no weights between can be known.
     order_invariant: if above 0, each simulated local epoch gets separate examples, and the loss penalises differences between the
                      means of the examples of different epochs, with this weight (Dimitrov et al. 2022).
@@ -52,13 +56,37 @@ class Simulation:
                 "surrogate=false and in_order=false; set these, or draws=false"
             )
 
-    def adapt_to(self, observation: Observation) -> "Simulation":
-        """Return these settings without `surrogate` if the client took one step or sends signs, and else unchanged."""
-        _, steps = find_schedule(observation)
-        return replace(self, surrogate=False) if self.surrogate and (steps == 1 or sends_signs(observation)) else self
+    def adapt_to(self, observations: Sequence[Observation], model: nn.Module) -> "Simulation":
+        """Return these settings for the observations of a case: without "auto", and with `surrogate` only where it is of use.
+
+        `surrogate` is left out if the client took one step or sends signs, or if its steps are simulated.
+        """
+        if self.local_steps == "auto":
+            simulated = self.count_simulated_steps(observations, model) > 1
+            surrogate = self.surrogate and not simulated
+            fixed = replace(self, local_steps="simulated" if simulated else "one_batch", surrogate=surrogate)
+            return fixed.adapt_to(observations, model)
+        _, steps = find_schedule(observations[0])
+        unused = self.surrogate and (steps == 1 or sends_signs(observations[0]))
+        return replace(self, surrogate=False) if unused else self
+
+    def count_simulated_steps(self, observations: Sequence[Observation], model: nn.Module) -> int:
+        """Return the largest number of local steps of a client in one round that "auto" simulates; 1 if it simulates none.
+
+        It simulates none with `draws` or `in_order`, nor if the client sends signs, which fit the updates of many examples, or
+        draws random numbers in its network, which are not known.
+        """
+        first = observations[0]
+        if self.local_steps != "auto" or self.draws or self.in_order or sends_signs(first) or draws_at_random(first, model):
+            return 1
+        steps = [(find_schedule(one)[1], choose_simulated_steps(one.training, one.num_examples or 0)) for one in observations]
+        known = all(taken == repeated for taken, repeated in steps)
+        return max(repeated for _, repeated in steps) if known else 1
 
     def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
         """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.
+
+        "auto" must have been replaced, see `adapt_to`.
 
         gradient: computes the gradient of one batch. sizes: batch sizes, one per local step.
         """

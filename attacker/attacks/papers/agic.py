@@ -39,7 +39,7 @@ def agic(
     signed: bool = False,
     label_rule: Annotated[str, OneOf(tuple(labels.LABEL_RULES))] = "inferred",
     batch_norm: float = 1.0,
-    local_steps: LocalSteps = "one_batch",
+    local_steps: LocalSteps = "auto",
     surrogate: bool = False,
     order_invariant: float = 0.0,
     compare: Annotated[str, OneOf(COMPARISONS)] = "features",
@@ -70,7 +70,7 @@ def agic(
     evaluations.
     learning_rate: 0 for the optimiser's default, which is 0.1 for adam. signed: adam uses only the sign of the gradient.
     label_rule: as in `cpl`, but not joint. batch_norm: as in `inverting_gradients`; the paper has no such term.
-    local_steps: one_batch treats all local steps as one, simulated simulates each.
+    local_steps: as in `inverting_gradients`; the paper has one_batch.
     surrogate: for one_batch, compute the gradient at a point between the weights sent and those returned. This point is optimised
     together with the images (SME).
     order_invariant: for simulated, a value above 0 gives each local epoch images of its own. It is the weight of a penalty on

@@ -200,6 +200,7 @@ def inverting_gradients(
     denoiser_weight: float = 1.0,
     denoiser_noise: float = 0.0,
     draws: bool = False,
+    local_steps: LocalSteps = "auto",
     surrogate: bool = False,
     consistency: float = 0.0,
     registered: bool = False,
@@ -214,8 +215,8 @@ def inverting_gradients(
     The total variation is that of colours, and its weight falls during the search, unless `colour` and `continuation` are set to
     the paper's values.
 
-    steps: maximum number of gradient evaluations: one per iteration of Adam, and 20 per iteration of L-BFGS (see polish). Shares
-    of the steps, below, are of those of Adam. restarts: as in `dlg`.
+    steps: maximum number of gradient evaluations: one per iteration of Adam, and 20 per iteration of L-BFGS (see polish and
+    local_steps). Shares of the steps, below, are of those of Adam. restarts: as in `dlg`.
     signed: give Adam only the sign of the derivative of the loss by the pixels. The paper does this, with tv=1e-4 for normalised
     inputs, which --preset published converts to pixels.
     learning_rate: learning rate of the first steps, for pixels in [0, 1]; it is divided by 10 after 3/8, 5/8 and 7/8 of the
@@ -248,8 +249,12 @@ def inverting_gradients(
                     a diffusion prior does (Mardani et al. 2024, RED-diff); a value to try: 0.2.
     draws: search with the images for what the client drew in its one step: the mixtures of MixUp (and of InstaHide without
            flipped values or public images), and the masks of dropout(). By default, they are ignored.
-    surrogate: compute the gradient at a point between the weights sent and those returned, which is optimised together with the
-               images (Zhu et al. 2023, SME), for clients with several local steps.
+    local_steps: auto simulates each local step, as the paper does, if a client takes at most 10, each on all of its examples,
+                 with as many times fewer iterations as there are steps; it treats the steps of other clients as one, since the
+                 order of their examples is not known. one_batch treats all steps as one; simulated simulates all, with the
+                 examples in a fixed order, and takes as many times longer as there are steps.
+    surrogate: for steps that are treated as one, compute the gradient at a point between the weights sent and those returned,
+               which is optimised together with the images (Zhu et al. 2023, SME).
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference
                  between the images of each start and the mean over starts, relative to the loss of a zero gradient
                  (Yin et al. 2021, GradInversion, eq. 11). The images of the start with the lowest loss are returned; that loss
@@ -282,7 +287,9 @@ def inverting_gradients(
             batch_norm=batch_norm,
             features=FeatureTerm(weight=feature_matching),
         ),
-        simulation=Simulation(surrogate=surrogate, knows_defense=knows_defense, draws=draws),
+        simulation=Simulation(
+            local_steps=named.check_local_steps(local_steps), surrogate=surrogate, knows_defense=knows_defense, draws=draws
+        ),
         parametrisation=Parametrisation(decoder=named.get_decoder(decoder), init=normal_after_normalisation, boxed=True),
         prior=Prior(
             tv=tv,

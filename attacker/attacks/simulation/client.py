@@ -14,6 +14,10 @@ from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.observation import Observation
 from fedsim.recording.training import Training
 
+MAX_SIMULATED_STEPS = 10
+"""Largest number of local steps that are simulated by default. More leave too few iterations: on tuning images, with 20 steps, a
+LeNet with sigmoids gained 4 dB, and a network with ReLU lost 6 dB."""
+
 
 def build_network(observation: Observation) -> nn.Module:
     """Return the observed model, set up so that its forward pass writes no buffers and draws no dropout.
@@ -81,6 +85,16 @@ def find_schedule(observation: Observation) -> tuple[tuple[int, ...], int]:
         return (count,), training.steps or len(training.count_step_examples(each) or (each,))
     sizes = training.count_step_examples(count) or (count,)
     return sizes, training.steps or len(sizes)
+
+
+def choose_simulated_steps(training: Training, examples: int) -> int:
+    """Return the number of local steps of a client if they are to be simulated one by one, and otherwise 1.
+
+    They are if each is on all examples of the client, so that the examples of each step are known, and if there are at most
+    `MAX_SIMULATED_STEPS`. examples: number of examples; 0 if it is unknown.
+    """
+    sizes = training.count_step_examples(examples) if examples else None
+    return len(sizes) if sizes and set(sizes) == {examples} and len(sizes) <= MAX_SIMULATED_STEPS else 1
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:

@@ -314,7 +314,13 @@ def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatc
     tuning images.
     """
     baseline = inverting_gradients(
-        steps=scale.steps_of_ig, tv=column.tv, continuation=1.0, polish=0.0, give_up=0.0, surrogate=True
+        steps=scale.steps_of_ig,
+        tv=column.tv,
+        continuation=1.0,
+        polish=0.0,
+        give_up=0.0,
+        local_steps="one_batch",
+        surrogate=True,
     )
     return {
         "ROG": rog(steps=scale.steps),

@@ -184,7 +184,7 @@ def test_effort_is_estimated_also_without_an_own_estimate() -> None:
     assert estimate_effort(Brightness()) == Effort(evaluations=1, vectors=0)
     search = AttackSpec(name="inverting_gradients", arguments={"steps": 7}).build()
     null = AttackSpec(name="inverting_gradients", arguments={"steps": 7}, null=True).build()
-    assert estimate_effort(search) == estimate_effort(null) == Effort(evaluations=7, vectors=2)
+    assert estimate_effort(search) == estimate_effort(null) == Effort(evaluations=7, vectors=2, local_steps="auto")
 
 
 def test_oracles_follow_from_the_needs(tmp_path: Path) -> None:

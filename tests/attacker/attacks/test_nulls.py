@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "accumulate by features": {"name": "accumulate", "compare": "features"},
     "accumulate by inverting_gradients": {"name": "accumulate", "search": "inverting_gradients"},
     "agic by images": {"name": "agic", "compare": "images", "pre_steps": 2},
+    "agic by simulation": {"name": "agic", "local_steps": "simulated"},
     "agic of channels": {"name": "agic", "colour": False, "continuation": 1.0},
     "agic with a polish": {"name": "agic", "steps": 60},
     "agic as published": {"name": "agic", "compare": "published", "pre_steps": 2},
@@ -62,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "continuation": 1.0,
     },
     "inverting_gradients with a polish": {"name": "inverting_gradients", "steps": 60},
+    "inverting_gradients of one batch": {"name": "inverting_gradients", "local_steps": "one_batch"},
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {
         "name": "inverting_gradients",

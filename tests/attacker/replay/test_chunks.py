@@ -17,11 +17,13 @@ LENET = ModelSpec(name="lenet_cpl")
 CIFAR = DataSpec(shape=(3, 32, 32), num_classes=10)
 
 
-def make_footprint(attack: str, **arguments: object) -> CaseFootprint:
-    training = Training(learning_rate=0.1, batch_size=1, steps=1)
+ONE_STEP = Training(learning_rate=0.1, batch_size=1, steps=1)
+
+
+def make_footprint(attack: str, training: Training = ONE_STEP, **arguments: object) -> CaseFootprint:
     manifest = Manifest(name="run", model=LENET, data=CIFAR, training=training, defense=DefenseSpec.parse(""), software={})
     effort = estimate_effort(AttackSpec(name=attack, arguments=arguments).build())
-    return CaseFootprint(manifest, "cpu", effort.vectors, effort.searches)
+    return CaseFootprint(manifest, "cpu", effort)
 
 
 @pytest.mark.parametrize("optimiser", [Adam(), SGD(), Adagrad(), LBFGS(history=5), LBFGS(history=5, line_search=True)], ids=str)
@@ -39,6 +41,17 @@ def test_starts_that_are_searched_at_once_add_their_memory() -> None:
     at_once = make_footprint("inverting_gradients", restarts=3, consistency=0.1)
     assert in_turn.estimate_bytes([2]) == single.estimate_bytes([2])
     assert at_once.estimate_bytes([2]) == 3 * single.estimate_bytes([2])
+
+
+@pytest.mark.parametrize(("batch_size", "auto", "simulated"), [(2, 3, 3), (1, 1, 6)])
+def test_each_local_step_that_is_simulated_takes_memory(batch_size: int, auto: int, simulated: int) -> None:
+    """Two examples in three epochs: three steps on both, which are simulated by default, or six steps on one each."""
+    training = Training(learning_rate=0.1, batch_size=batch_size, epochs=3)
+    first = make_footprint("agic", local_steps="one_batch")
+    step = 4 * chunks.STEP_TENSORS * (first.parameters + 2 * first.activations)
+    for way, steps in (("one_batch", 1), ("auto", auto), ("simulated", simulated)):
+        found = make_footprint("agic", training, local_steps=way).estimate_bytes([2])
+        assert found == first.estimate_bytes([2]) + (steps - 1) * step
 
 
 def test_memory_of_a_case_includes_the_history_and_its_copy() -> None:

@@ -17,6 +17,7 @@ from attacker.attacks.matching.settings import COMPONENT_NAMES, Labels, Matching
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.papers.agic import agic
+from attacker.attacks.simulation.client import build_network
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 
@@ -95,9 +96,45 @@ def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(
     x, y = torch.rand(1, *data.shape), torch.tensor([1])
     seen = observe(*[(x, y)] * epochs, model=LENET, data=data, defense=defense)
     seen = replace(seen, training=replace(seen.training, steps=None, epochs=epochs))
-    assert Simulation(surrogate=True).adapt_to(seen) == Simulation(surrogate=used)
+    assert Simulation(surrogate=True).adapt_to((seen,), build_network(seen)) == Simulation(surrogate=used)
     batch = CaseBatch(rog(steps=2), [Case((seen,), known_labels=y)])
     assert batch.attack.simulation.surrogate is used
+
+
+@pytest.mark.parametrize(
+    ("epochs", "batch_size", "settings", "steps"),
+    [
+        ((3,), 2, {}, 3),
+        ((3, 1), 2, {}, 3),
+        ((10,), 2, {}, 10),
+        ((11,), 2, {}, 1),
+        ((1,), 2, {}, 1),
+        ((3,), 1, {}, 1),
+        ((3,), 2, {"defense": "sign()"}, 1),
+        ((3,), 2, {"defense": "top_k(0.1)"}, 3),
+        ((3,), 2, {"network": "dropout(0.3)"}, 1),
+        ((3,), 2, {"draws": True}, 1),
+        ((3, 3), 2, {"in_order": True}, 1),
+    ],
+)
+def test_auto_simulates_local_steps_whose_examples_are_known(
+    observe: Observe, epochs: tuple[int, ...], batch_size: int, settings: dict[str, Any], steps: int
+) -> None:
+    """They are known if each step is on all examples of the client, and if nothing else is random."""
+    model = ModelSpec(name=LENET.name, network=settings.pop("network", ""))
+    data, defense = DataSpec(shape=(3, 16, 16), num_classes=4), settings.pop("defense", "")
+    batch = torch.rand(2, *data.shape), torch.tensor([1, 2])
+    seen = [observe(*[batch] * count, model=model, data=data, defense=defense) for count in epochs]
+    seen = [
+        replace(one, num_examples=2, training=replace(one.training, steps=None, epochs=count, batch_size=batch_size))
+        for one, count in zip(seen, epochs, strict=True)
+    ]
+    auto, network = Simulation(local_steps="auto", surrogate=not settings, **settings), build_network(seen[0])
+    assert auto.count_simulated_steps(seen, network) == steps
+    adapted = auto.adapt_to(seen, network)
+    assert adapted.local_steps == ("simulated" if steps > 1 else "one_batch")
+    assert not (adapted.surrogate and steps > 1)
+    assert Simulation(local_steps="simulated").count_simulated_steps(seen, network) == 1
 
 
 def test_search_without_a_start_or_float32_steps_is_refused() -> None:

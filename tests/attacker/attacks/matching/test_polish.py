@@ -14,7 +14,7 @@ from attacker.attacks.matching.gradient_matching import MatchingRun
 from attacker.attacks.matching.priors import total_variation
 from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
@@ -163,6 +163,38 @@ def test_agic_polishes_the_joint_search(image_case: Make) -> None:
     settings = {"steps": 300, "signed": False, "closed_forms": False, "tv": 1e-3}
     (alone,), (polished,) = (agic(**settings, polish=share)([case], rng=seeded()) for share in (0.0, 0.4))
     assert mse(polished.x, x) < 0.1 * mse(alone.x, x)
+
+
+def observe_epochs(observe: Callable[..., Observation], epochs: int, x: Tensor, y: Tensor, rate: float = 0.1) -> Observation:
+    """Return what the server sees of a client that trains on all its examples at once, for this number of epochs."""
+    data = DataSpec(shape=tuple(x.shape[1:]), num_classes=4)
+    seen = observe(*[(x, y)] * epochs, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=rate)
+    return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
+
+
+@pytest.mark.parametrize("surrogate", [False, True])
+def test_search_and_polish_simulate_the_local_steps_on_one_batch(
+    image_case: Make, observe: Callable[..., Observation], surrogate: bool
+) -> None:
+    _, x, y = image_case()
+    case = Case((observe_epochs(observe, 4, x, y, rate=10.0),))
+    settings = {"steps": 1200, "give_up": 0.0, "surrogate": surrogate}
+    (alone,) = inverting_gradients(**settings, local_steps="one_batch")([case], rng=seeded())
+    (simulated,) = inverting_gradients(**settings)([case], rng=seeded())
+    assert mse(simulated.x, x) < 0.01 * mse(alone.x, x)
+    assert simulated.confidence[0] > 0.9
+    assert simulated.evidence["misfit"][0] < -4
+    assert simulated.evaluations == 300
+
+
+def test_iterations_that_simulate_steps_are_fewer(observe: Callable[..., Observation]) -> None:
+    """Three epochs of one step each are simulated; if epochs have two steps, the order of examples is unknown."""
+    x, y = torch.rand(2, 1, 8, 8, generator=seeded()), torch.tensor([1, 2])
+    seen = observe_epochs(observe, 3, x, y)
+    shuffled = replace(seen, training=replace(seen.training, batch_size=1))
+    for observation, total in ((seen, 300), (shuffled, 900)):
+        run = MatchingRun(inverting_gradients(steps=900), [Case((observation,))], seeded(), None)
+        assert (run.polishing, run.steps) == (total // 50, total - 20 * (total // 50))
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
