@@ -182,7 +182,8 @@ def run_deployment(experiment: FederationRun, superlink: Link | None, on_round: 
 class LocalGrid(Grid):
     """A Flower grid, the server's connection to clients, that calls the clients in this process with copies of the messages.
 
-    config: the run config that clients see; by default empty. Node ids are the same in every run. One client runs at a time: Flower's older interface sends messages from several threads,
+    config: the run config that clients see; by default empty.
+    Node ids are the same in every run. One client runs at a time: Flower's older interface sends messages from several threads,
     in which clients would draw from the same random numbers, and CPython 3.11 at times fails to read arrays (SystemError).
     """
 
