@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from attacker.audit.defense_outputs import measure_signature
 from attacker.audit.findings import find_worst_grade, order
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
-from attacker.audit.setting_checks import find_isolated_clients
+from attacker.audit.setting_checks import METRICS_RULE, check_settings, find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.models.imprint_layers import find_parallel_rows
@@ -175,6 +176,16 @@ def test_noise_of_half_the_declared_size_is_found() -> None:
 
 def test_clipping_norm_that_no_update_reaches_is_found() -> None:
     assert find_rules(observe_clients("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
+
+
+@pytest.mark.parametrize(("metrics", "examples", "found"), [("train_loss", 1, True), ("train_loss", 2, False), ("lr", 1, False)])
+def test_loss_of_a_single_example_in_clear_is_found(metrics: str, examples: int, found: bool, tmp_path: Path) -> None:
+    recording = Recording(federate(tmp_path / "run") / "recording")
+    first, *others = observe_clients("", lambda update, i: update)
+    seen = [replace(first, num_examples=examples, metrics={metrics: 2.3}), *(replace(one, metrics={}) for one in others)]
+    evidence = [one.evidence for one in check_settings(recording, seen) if isinstance(one, Finding) and one.rule == METRICS_RULE]
+    assert bool(evidence) is found
+    assert all(text.startswith(f"1 of {COUNT} updates come with train_loss.") for text in evidence)
 
 
 def test_parallel_rows_are_found_in_imprint_layers_only() -> None:
