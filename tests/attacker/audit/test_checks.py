@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, SUPPORT_RULE, check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
-from attacker.audit.findings import find_worst_grade, order
+from attacker.audit.findings import CheckResult, find_worst_grade, order
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
 from attacker.audit.setting_checks import METRICS_RULE, check_settings, find_isolated_clients
@@ -250,3 +250,24 @@ def test_wrong_epsilon_is_found_with_its_cause(noisy: Path, key: str | None, cau
         path.write_text(before)
     assert (wrong.rule, wrong.grade) == (EPSILON_RULE, "serious")
     assert cause in wrong.evidence
+
+
+@pytest.mark.parametrize(("batch_size", "is_known"), [(4, False), (2000, True)])
+def test_epsilon_counts_examples_as_reused_only_if_the_recording_shows_it(batch_size: int, is_known: bool, tmp_path: Path) -> None:
+    """A round of one small batch reports its own examples, of which the next rounds use none again."""
+    training = {"learning_rate": 0.1, "batch_size": batch_size, "steps": 1}
+    run = federate(tmp_path / "run", rounds=3, training=training, gradient="dp_sgd(max_norm=1, noise=3)")
+
+    def check() -> list[CheckResult]:
+        return [one for one in check_recording(Recording(run / "recording")) if one.rule == EPSILON_RULE]
+
+    (found,) = check()
+    assert isinstance(found, PassedCheck if is_known else NotChecked)
+    path = run / "metrics.jsonl"
+    rows = read_json_lines(path)
+    for row in rows:
+        if "privacy" in row:
+            row["privacy"]["epsilon"] = row["privacy"]["epsilon_round"] * (1.0 if is_known else 0.9)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = check()
+    assert isinstance(found, Finding)
