@@ -50,8 +50,8 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
         row = reported[-1]
         if _read_unit(row) == "example" and size is None:
             reason = (
-                f"epsilon {_read_epsilon(row):.3g} is enough if no example was used twice; the recording does not show this, since "
-                "a round uses only part of each client's examples"
+                f"epsilon {_read_epsilon(row):.3g} is enough if no example was used twice; the recording does not show this, "
+                "since a round uses only part of each client's examples"
             )
             yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="needs information")
             return

@@ -253,7 +253,9 @@ def test_wrong_epsilon_is_found_with_its_cause(noisy: Path, key: str | None, cau
 
 
 @pytest.mark.parametrize(("batch_size", "is_known"), [(4, False), (2000, True)])
-def test_epsilon_counts_examples_as_reused_only_if_the_recording_shows_it(batch_size: int, is_known: bool, tmp_path: Path) -> None:
+def test_epsilon_counts_examples_as_reused_only_if_the_recording_shows_it(
+    batch_size: int, is_known: bool, tmp_path: Path
+) -> None:
     """A round of one small batch reports its own examples, of which the next rounds use none again."""
     training = {"learning_rate": 0.1, "batch_size": batch_size, "steps": 1}
     run = federate(tmp_path / "run", rounds=3, training=training, gradient="dp_sgd(max_norm=1, noise=3)")
