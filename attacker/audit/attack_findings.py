@@ -291,7 +291,8 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_rando
     if shares and max(shares) < MIN_FITTING:
         reason += (
             f"; no answer explains more than {max(shares):.0%} of an update's gradient: the attacks had too little time, or "
-            "clients train otherwise than stated: compare learning rate, steps, batch size, loss and normalisation with the app"
+            "clients train otherwise than stated: compare learning rate, clipping, steps, batch size, loss and "
+            "normalisation with the app"
         )
     return NotChecked(rule=RECOVERED_RULE, reason=reason, kind="needs information")
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 
 from attacker.attacks import Attack, AttackSpec, Case, Need, find_unmet, presets
@@ -69,7 +69,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     seconds: budget of time on one core. The first attack that suits the recording always runs, on at least one client; it is
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
     the attacks after it. Attacks on single updates get the updates of the first round with a complete update, since the network
-    of the first round has learned least, which makes examples easiest to separate. Attacks on several rounds (`JOINT_ATTACKS`)
+    of the first round has learned least, which makes examples easiest to separate, and of these the updates of the fewest
+    examples first. Attacks on several rounds (`JOINT_ATTACKS`)
     get all rounds of each chosen client; clients with the most usable rounds are chosen first.
     out: as in `PlannedAttack.replay`. nulls: whether each attack's null runs as well, to compare their errors.
     """
@@ -242,11 +243,14 @@ def _count_steps(recording: Recording, row: Row) -> int:
 def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
     """Return an attack on updates of `CLIENT_COUNTS[0]` clients, or of all if there are fewer; `core_seconds` is 0.
 
-    Joint attacks get all updates of the clients with the most rounds. Others get updates of the first round in `rows`.
+    Joint attacks get all updates of the clients with the most rounds. Others get updates of the first round in `rows`, those of
+    the fewest examples first: they are attacked most easily, and some closed forms apply only to a single example.
     """
     rounds = Counter(row.client for row in rows)
-    joint = spec.name in JOINT_ATTACKS
-    own = sorted(rows, key=lambda row: -rounds[row.client]) if joint else [row for row in rows if row.round == rows[0].round]
+    if spec.name in JOINT_ATTACKS:
+        own = sorted(rows, key=lambda row: -rounds[row.client])
+    else:
+        own = sorted((row for row in rows if row.round == rows[0].round), key=lambda row: row.num_examples or inf)
     return _keep_clients(PlannedAttack(spec=spec, rows=tuple(own), core_seconds=0.0), CLIENT_COUNTS[0])
 
 

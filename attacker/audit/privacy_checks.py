@@ -40,13 +40,21 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
         reason = "the clients' numbers of examples are not recorded, which epsilon depends on"
         yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="needs information")
         return
+    size = _find_smallest_size(recording)
     low = [
         (row, expected)
         for row in reported
-        if _read_epsilon(row) < (1 - EPSILON_SLACK) * (expected := _compute_expected_epsilon(recording, row))
+        if _read_epsilon(row) < (1 - EPSILON_SLACK) * (expected := _compute_expected_epsilon(recording, row, size))
     ]
     if not low:
         row = reported[-1]
+        if _read_unit(row) == "example" and size is None:
+            reason = (
+                f"epsilon {_read_epsilon(row):.3g} is enough if no example was used twice; the recording does not show this, "
+                "since a round uses only part of each client's examples"
+            )
+            yield NotChecked(rule=EPSILON_RULE, reason=reason, kind="needs information")
+            return
         evidence = f"epsilon {_read_epsilon(row):.3g} after round {row['round']} is at least what the declared noise gives"
         yield PassedCheck(rule=EPSILON_RULE, evidence=evidence)
         if _read_epsilon(row) > MAX_MEANINGFUL_EPSILON:
@@ -83,18 +91,18 @@ def _read_epsilon(row: Mapping[str, Any]) -> float:
     return float(row["privacy"]["epsilon"])
 
 
-def _compute_expected_epsilon(recording: Recording, row: Mapping[str, Any]) -> float:
+def _compute_expected_epsilon(recording: Recording, row: Mapping[str, Any], size: int | None) -> float:
     """Return the epsilon that follows from the declared noise, after the round of a row; infinite without noise.
 
-    It is computed for a client that took part in every round. If epsilon protects single examples, it is computed for the client
-    with the fewest examples.
+    It is computed for a client that took part in every round. size: number of examples of the smallest client, which counts if
+    epsilon protects single examples; if it is None, each example is assumed to be used once.
     """
     privacy, manifest, number = row["privacy"], recording.manifest, int(row["round"])
     tensors, delta = len(recording.read_sent(recording.list_rounds()[0]).weights), float(privacy.get("delta", 1e-5))
     client = find_noise(manifest.defense, tensors=tensors)
     if _read_unit(row) != "example":
         return _compute_epsilon(client, delta, number)
-    uses = count_uses(manifest.training, min(_list_reported_sizes(recording)), 1, number)
+    uses = 1 if size is None else count_uses(manifest.training, size, 1, number)
     return _compute_epsilon(find_gradient_noise(GradientSpec.parse(manifest.gradient), tensors=tensors), delta, uses)
 
 
@@ -108,6 +116,21 @@ def _list_reported_sizes(recording: Recording) -> list[int]:
     return [
         row.reported for row in recording.read_rows(on_damage=lambda error: None) if row.reported and row.client != SUM_CLIENT
     ]
+
+
+def _find_smallest_size(recording: Recording) -> int | None:
+    """Return the number of examples of the smallest client; None if the clients report no numbers, or hold more than is known.
+
+    Clients of an experiment report how many distinct examples a round used. With a fixed number of steps, these are all examples
+    of a client only if the steps have room for more.
+    """
+    most: dict[str, int] = {}
+    for row in recording.read_rows(on_damage=lambda error: None):
+        if row.reported and row.client != SUM_CLIENT:
+            most[row.client] = max(row.reported, most.get(row.client, 0))
+    training = recording.manifest.training
+    known = [size for size in most.values() if training.steps is None or size < training.steps * training.step_size]
+    return min(known, default=None)
 
 
 def _compute_epsilon(noise: Noise, delta: float, times: int) -> float:

@@ -75,8 +75,8 @@ def _check_metrics(observations: Sequence[Observation]) -> CheckResult:
         rule=METRICS_RULE,
         grade="low",
         title="Clients send metrics of single examples in clear.",
-        evidence=f"{len(few)} updates come with {names}. Each value is one more equation that the example satisfies, and no "
-        "defense changes it.",
+        evidence=f"{len(few)} of {len(observations)} updates come with {names}. Each value is one more equation that the "
+        "example satisfies, and no defense changes it.",
         advice="Report metrics of many examples, or with noise, or not at all.",
     )
 

@@ -12,6 +12,7 @@ from fedsim.commands.console import EXIT_FAILURES, Json, err, out, print_json, r
 
 if TYPE_CHECKING:
     from attacker.audit import Audit
+    from fedsim.config.experiment import Experiment
 
 EXIT_ABOVE_GRADE = 4
 """Exit status of an audit whose grade is above that of `--fail-above`."""
@@ -73,6 +74,7 @@ def audit(
         seconds = parse_duration("--budget", budget)
         for file in out_files or []:
             output.check_suffix(file)  # before the attacks, which may take hours
+            file.parent.mkdir(parents=True, exist_ok=True)
         if run.suffix == ".toml":
             run = _run_experiment(run)
         elif not (run / "recording" / "manifest.json").exists() and (run / "pyproject.toml").is_file():
@@ -86,9 +88,10 @@ def audit(
         if plan_only:
             _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
             return
+        change = None if what_if is None else _read_change(run, what_if)
         found = make_audit(run, seconds=seconds, truth=known, model=model, run_replay=_replay_shown, on_plan=_print_plan)
-        if what_if is not None:
-            found = _measure_change(found, run, what_if, seconds)
+        if change is not None:
+            found = _measure_change(found, run, *change, seconds)
         files = [run / "audit.html", *(out_files or [])]
         for file in files:
             output.write(found, run, file)
@@ -144,19 +147,12 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
     return run, model or Recording(run / "recording").manifest.model.name
 
 
-def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "Audit":
-    """Run the federation of a run again with another defense, audit it, and return `found` with a comparison in `what_if`.
+def _read_change(run: Path, wanted: str) -> "tuple[str, Experiment]":
+    """Return another defense for the federation of a run, as text, and the experiment with it.
 
-    The comparison holds the verdict of `found` and the verdict with the other defense.
-
-    found: audit of `run`. wanted: a defense, or "recommended". seconds: time budget of the second audit.
-    Raises ValueError if the run has no experiment.toml.
+    wanted: a defense, or "recommended". Raises ValueError if it is not a defense, or if the run has no experiment.toml.
     """
-    from dataclasses import replace
-
-    from attacker.audit import audit as make_audit
-    from attacker.audit.what_if import RECOMMENDED, MeasuredChange, describe_outcome, name_changed_run, recommend_defense
-    from fedsim.commands.run import federate
+    from attacker.audit.what_if import RECOMMENDED, recommend_defense
     from fedsim.config.experiment import read
     from fedsim.recording import Recording
 
@@ -164,9 +160,26 @@ def _measure_change(found: "Audit", run: Path, wanted: str, seconds: float) -> "
     if not path.exists():
         raise ValueError(f"{run} has no experiment.toml, from which --what-if repeats the federation; omit --what-if")
     change = recommend_defense(Recording(run / "recording")) if wanted == RECOMMENDED else wanted
+    return change, read(path, [("defense", change)])
+
+
+def _measure_change(found: "Audit", run: Path, change: str, experiment: "Experiment", seconds: float) -> "Audit":
+    """Run a federation with another defense, audit it, and return `found` with a comparison in `what_if`.
+
+    The comparison holds the verdict of `found` and the verdict with the other defense.
+
+    found: audit of `run`. change, experiment: the other defense, as text, and the experiment with it (`_read_change`).
+    seconds: time budget of the second audit.
+    """
+    from dataclasses import replace
+
+    from attacker.audit import audit as make_audit
+    from attacker.audit.what_if import MeasuredChange, describe_outcome, name_changed_run
+    from fedsim.commands.run import federate
+
     changed = name_changed_run(run, change)
     err.print(f"what if: the same federation with {escape(change)}, in {escape(str(changed))}")
-    federate(read(path, [("defense", change)]), changed, engine="local", resume=True)
+    federate(experiment, changed, engine="local", resume=True)
     truth = [changed / "truth"] if found.scored else []  # two grades compare only if both follow from the same evidence
     again = make_audit(changed, seconds=seconds, truth=truth, run_replay=_replay_shown, on_plan=_print_plan)
     before, after = (

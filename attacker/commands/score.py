@@ -193,6 +193,8 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
 
 
 def _print_summaries(summaries: "list[Summary]") -> None:
+    from attacker.scoring.verdict import FAILED_REASON
+
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("attack", overflow="fold", min_width=22)
     for title in ("examples", "success", "null's", "labels", "null's", "median\n(p10-p90)"):
@@ -216,7 +218,8 @@ def _print_summaries(summaries: "list[Summary]") -> None:
         verdict = NOTHING_FINISHED if summary.success is None else summary.verdict.words if summary.verdict else ""
         if verdict:
             out.print(f"[bold]{escape(summary.spec.removesuffix('()'))}[/]: {escape(verdict)}.", soft_wrap=True)
-        if summary.other_success is not None:
+        has_failed = summary.verdict is not None and summary.verdict.reason == FAILED_REASON
+        if summary.other_success is not None and not has_failed:
             psnr = f", mean PSNR {summary.other_psnr.value:.1f} dB" if summary.other_psnr else ""
             lpips = f", mean LPIPS {summary.other_lpips.value:.2f}" if summary.other_lpips else ""
             share = f"{_format_share(summary.other_success)} of the examples are recovered from another client's update"

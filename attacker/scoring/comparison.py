@@ -155,11 +155,11 @@ def compare_with_other(
 ) -> list[dict[str, Any]]:
     """Compare each original with what the attack reconstructed for another client; return a dict of scores for each original.
 
-    The scores, `other_success`, `other_psnr` and `other_lpips` (None for table rows), measure what the attack gets right without
-    the update of this client. An original to which no example of the other client's reconstruction is assigned is not recovered,
-    and has the PSNR and LPIPS of the constant image. This holds for all originals if the attack failed on the other client, or
-    if its reconstruction cannot be read or has examples of another shape. All dicts are empty if the other case was not attacked
-    yet.
+    The scores measure what the attack gets right without the update of this client. They are `other_success`, for images
+    `other_psnr` and `other_lpips`, and for table rows `other_categorical_right`; those of the other kind are None. An original to
+    which no example of the other client's reconstruction is assigned is not recovered, and has the other scores of the constant
+    image or mean table row. This holds for all originals if the attack failed on the other client, or if its reconstruction
+    cannot be read or has examples of another shape. All dicts are empty if the other case was not attacked yet.
 
     folder: folder of the attack's reconstructions. key: key of the other client's case, see `pair_clients`; None if there is
     none. truth: (N, *shape), the originals. labels: their N labels. counts: largest number of reconstructions that each original
@@ -181,5 +181,5 @@ def compare_with_other(
 
 
 def _select_control(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the success, the PSNR and the LPIPS in `fields` under the names of the comparison with another client."""
-    return {f"other_{name}": fields.get(name) for name in ("success", "psnr", "lpips")}
+    """Return the scores in `fields` that are compared with another client, under the names that they have there."""
+    return {f"other_{name}": fields.get(name) for name in ("success", "psnr", "lpips", "categorical_right")}

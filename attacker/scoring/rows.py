@@ -68,8 +68,8 @@ class ScoreRow:
     tags_true, tags_recovered, tag_jaccard: tags that a classifier gives to the original and to the reconstruction, and the
     Jaccard similarity of both, which is 0 without a reconstruction. tagger, tag_reason: name of the tagger, or the reason why
     there are no tags. See `semantic`.
-    other_success, other_psnr, other_lpips: `success`, `psnr` and `lpips` of what the same attack found in another client's
-    update, see `comparison`.
+    other_success, other_psnr, other_lpips, other_categorical_right: `success`, `psnr`, `lpips` and `categorical_right` of what
+    the same attack found in another client's update, see `comparison`.
     success: whether the example counts as recovered, see `metrics.is_recovered`. failure: the reason why there is no
     reconstruction; None if there is one, or the case has not been attacked yet.
     rank, gallery: rank of the original by its distance to the reconstruction, 1 for the nearest, and the number of ranked
@@ -157,6 +157,7 @@ class ScoreRow:
     other_success: bool | None = None
     other_psnr: float | None = None
     other_lpips: float | None = None
+    other_categorical_right: float | None = None
     failure: str | None = None
     rank: int | None = None
     gallery: int | None = None

@@ -24,10 +24,10 @@ SIGNIFICANCE_LEVEL = 0.05
 """Significance level: probability of reporting a leak if there is none, over all compared scores together."""
 MIN_CLUSTERS = 3
 """Smallest number of clusters for which mean differences are tested."""
-CONTROLS = {"lpips": "other_lpips"}
-"""Scores that depend on the texture of images whatever they show, and the field that holds the same score for what the attack
-found in another client's update. LPIPS of a smooth image is large for any original, and noise alone lowers it, so that a noisy
-answer is better than the null's smooth one without any leak."""
+CONTROLS = {"lpips": "other_lpips", "categorical_right": "other_categorical_right"}
+"""Scores that noise alone improves, and the field that holds the same score for what the attack found in another client's update.
+LPIPS of a smooth image is large for any original, and noise lowers it. A null's row of one value names no category, and noise
+names some by chance. So a noisy answer is better than the null's without any leak."""
 
 
 @dataclass(frozen=True)

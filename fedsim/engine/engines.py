@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeGuard, get_args
 
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.run import Run as FlowerRun
@@ -182,11 +182,12 @@ def run_deployment(experiment: FederationRun, superlink: Link | None, on_round: 
 class LocalGrid(Grid):
     """A Flower grid, the server's connection to clients, that calls the clients in this process with copies of the messages.
 
+    config: the run config that clients see; by default empty.
     Node ids are the same in every run. One client runs at a time: Flower's older interface sends messages from several threads,
     in which clients would draw from the same random numbers, and CPython 3.11 at times fails to read arrays (SystemError).
     """
 
-    def __init__(self, clients: ClientApp, count: int) -> None:
+    def __init__(self, clients: ClientApp, count: int, config: UserConfig | None = None) -> None:
         ids = random.Random(0)
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = ids.getrandbits(62), 1, 1
         self._run = FlowerRun.create_empty(run_id=TaskIdentity.run_id)
@@ -197,7 +198,7 @@ class LocalGrid(Grid):
                 node_id=node,
                 node_config={"partition-id": partition, "num-partitions": count},
                 state=RecordDict(),
-                run_config={},
+                run_config=dict(config or {}),
             )
             for partition in range(count)
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict
 
 from fedsim.engine.engines import EngineError, LocalGrid, set_verbosity
 from fedsim.recording.safe_files import name_errors
@@ -43,8 +44,8 @@ def run_project(folder: Path, clients: int) -> None:
     if str(folder.absolute()) not in sys.path:
         sys.path.insert(0, str(folder.absolute()))
     server, client = (_import_component(folder, app, key) for key in ("serverapp", "clientapp"))
-    grid = LocalGrid(client, clients)
-    config = app.get("config", {})
+    config = flatten_dict(app.get("config"))
+    grid = LocalGrid(client, clients, config)
     try:
         server(grid, Context(run_id=grid.run.run_id, node_id=0, node_config={}, state=RecordDict(), run_config=config))
     except Exception as error:  # an app may fail in any way

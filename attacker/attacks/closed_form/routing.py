@@ -35,7 +35,8 @@ class RoutedCase:
     missed:  distance between the answer's gradient and the observed one, relative to the norm of the observed one; inf without an
              answer.
     tried:   number of answers checked.
-    reasons: dict from the name of a closed form to why it gave no answer.
+    reasons: dict from the name of a closed form to why it gave no answer; those that were tried on the gradient come before those
+             that do not suit the network, since long lists are cut.
     open_question: the first `ClosedFormAnswer.open_question` of all answers, which may also be true of the other answers.
     """
 
@@ -156,7 +157,7 @@ class Routing:
             found.tried += 1
             found.open_question = found.open_question or answer.open_question
             if not len(answer.x):
-                found.reasons[route] = "; ".join(answer.notes)
+                found.reasons = {route: "; ".join(answer.notes), **found.reasons}
             elif bool(torch.isfinite(answer.x).all()) and (
                 (found.open and missed <= EXACT_DISTANCE)
                 or (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))

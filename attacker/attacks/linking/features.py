@@ -275,10 +275,12 @@ def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: 
 def _count_labels(logits: Tensor, bias_gradient: Tensor) -> Tensor:
     """Return ascending labels (B,) with the counts `B (mean p_c - g_c)`, rounded to the sum B; negative counts become 0.
 
-    logits: (B, K). bias_gradient: g, (K,).
+    If noise makes all counts negative, they become equal. logits: (B, K). bias_gradient: g, (K,).
     """
     counts = (len(logits) * (logits.softmax(dim=1).mean(dim=0) - bias_gradient)).clamp(min=0)
-    counts = counts * (len(logits) / counts.sum().clamp(min=1e-12))
+    if not counts.sum() > 0:
+        counts = torch.ones_like(counts)
+    counts = counts * (len(logits) / counts.sum())
     whole = counts.floor().long()
     whole[(counts - whole).topk(len(logits) - int(whole.sum())).indices] += 1
     return torch.repeat_interleave(torch.arange(len(whole)), whole)

@@ -228,8 +228,8 @@ class _ChainBuilder:
         for parameter, value in (("weight", module.weight), ("bias", module.bias)):
             if value is not None and self.parameters.get(prefix + parameter) is not value:
                 raise NotAChain(
-                    f"the {parameter} of {shown} is shared with another layer, or computed by a parametrisation such as weight "
-                    "norm, and closed forms support neither"
+                    f"the {parameter} of {shown} is shared with another layer, computed by a parametrisation such as weight "
+                    "norm, or a buffer, and closed forms support none of these"
                 )
         layer = Layer(
             name=name,

@@ -1,5 +1,6 @@
 """Tests of the command `attacker audit` when no attack has an answer, and when the network cannot be built."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -59,3 +60,20 @@ def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, mo
     result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(run / "audit.pdf")])
     assert result.exit_code == 2
     assert "unknown ending '.pdf'" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("defense", "words"), [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket")])
+def test_a_change_that_is_no_defense_is_refused_before_the_attacks(
+    run: Path, monkeypatch: pytest.MonkeyPatch, defense: str, words: str
+) -> None:
+    monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--what-if", defense])
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+
+
+def test_folders_of_further_files_are_created(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "audit.json"
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(file)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(file.read_text())["grade"]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from torch import Generator, Tensor
 from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.defense_checks import NEVER_BINDS_RULE, NOT_APPLIED_RULE, SUPPORT_RULE, check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
-from attacker.audit.findings import find_worst_grade, order
+from attacker.audit.findings import CheckResult, find_worst_grade, order
 from attacker.audit.noise_checks import MISSING_RULE, REUSED_RULE, check_noise
 from attacker.audit.privacy_checks import EPSILON_RULE
-from attacker.audit.setting_checks import find_isolated_clients
+from attacker.audit.setting_checks import METRICS_RULE, check_settings, find_isolated_clients
 from defenses import DefenseSpec
 from defenses.base import Update
 from fedsim.models.imprint_layers import find_parallel_rows
@@ -177,6 +178,16 @@ def test_clipping_norm_that_no_update_reaches_is_found() -> None:
     assert find_rules(observe_clients("clip(1000)", lambda update, i: update)) == [NEVER_BINDS_RULE]
 
 
+@pytest.mark.parametrize(("metrics", "examples", "found"), [("train_loss", 1, True), ("train_loss", 2, False), ("lr", 1, False)])
+def test_loss_of_a_single_example_in_clear_is_found(metrics: str, examples: int, found: bool, tmp_path: Path) -> None:
+    recording = Recording(federate(tmp_path / "run") / "recording")
+    first, *others = observe_clients("", lambda update, i: update)
+    seen = [replace(first, num_examples=examples, metrics={metrics: 2.3}), *(replace(one, metrics={}) for one in others)]
+    evidence = [one.evidence for one in check_settings(recording, seen) if isinstance(one, Finding) and one.rule == METRICS_RULE]
+    assert bool(evidence) is found
+    assert all(text.startswith(f"1 of {COUNT} updates come with train_loss.") for text in evidence)
+
+
 def test_parallel_rows_are_found_in_imprint_layers_only() -> None:
     rng = Generator().manual_seed(0)
     measured = torch.rand(64, generator=rng)
@@ -239,3 +250,26 @@ def test_wrong_epsilon_is_found_with_its_cause(noisy: Path, key: str | None, cau
         path.write_text(before)
     assert (wrong.rule, wrong.grade) == (EPSILON_RULE, "serious")
     assert cause in wrong.evidence
+
+
+@pytest.mark.parametrize(("batch_size", "is_known"), [(4, False), (2000, True)])
+def test_epsilon_counts_examples_as_reused_only_if_the_recording_shows_it(
+    batch_size: int, is_known: bool, tmp_path: Path
+) -> None:
+    """A round of one small batch reports its own examples, of which the next rounds use none again."""
+    training = {"learning_rate": 0.1, "batch_size": batch_size, "steps": 1}
+    run = federate(tmp_path / "run", rounds=3, training=training, gradient="dp_sgd(max_norm=1, noise=3)")
+
+    def check() -> list[CheckResult]:
+        return [one for one in check_recording(Recording(run / "recording")) if one.rule == EPSILON_RULE]
+
+    (found,) = check()
+    assert isinstance(found, PassedCheck if is_known else NotChecked)
+    path = run / "metrics.jsonl"
+    rows = read_json_lines(path)
+    for row in rows:
+        if "privacy" in row:
+            row["privacy"]["epsilon"] = row["privacy"]["epsilon_round"] * (1.0 if is_known else 0.9)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = check()
+    assert isinstance(found, Finding)

@@ -130,4 +130,4 @@ def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: 
 def test_answers_that_fit_badly_point_at_the_stated_settings(shares: tuple[float | None, ...], named: bool) -> None:
     (result,) = judge_results([AuditedAttack(spec="cpl()", updates=1, explained=share) for share in shares], scored=False)
     assert isinstance(result, NotChecked)
-    assert ("compare learning rate" in result.reason) is named
+    assert ("compare learning rate, clipping, steps" in result.reason) is named

@@ -183,6 +183,16 @@ def test_a_flower_app_is_run_and_audited_by_one_command(project: Path) -> None:
     assert "running the Flower app" not in again.stderr
 
 
+def test_clients_of_a_flower_app_see_its_run_config(project: Path) -> None:
+    client, settings = project / "app" / "client_app.py", project / "pyproject.toml"
+    client.write_text(client.read_text().replace('config["examples"]', 'context.run_config["own.examples"]'))
+    settings.write_text(f"{settings.read_text()}\n[tool.flwr.app.config.own]\nexamples = 3\n")
+    result = call(project, "--clients", 2, "--budget", "1s", "--json")
+    assert result.exit_code == 0, result.output
+    rows = Recording(project / "recorded" / "recording").read_rows()
+    assert {(row.status, row.num_examples) for row in rows} == {("complete", 3)}
+
+
 @pytest.mark.parametrize(
     ("text", "advice"),
     [

@@ -3,6 +3,7 @@
 import re
 from bisect import bisect_left
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -77,6 +78,22 @@ def test_joint_attacks_are_judged_by_the_client_with_the_most_rounds(sampled: Sa
 
 def test_joint_attacks_begin_with_the_client_with_the_most_rounds(sampled: Sampled, tmp_path: Path) -> None:
     assert find_smallest(sampled, tmp_path) == {list(sampled.kept)[2]}
+
+
+def test_attacks_on_single_updates_begin_with_the_fewest_examples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, read = Recording(folder), Recording.read_rows
+    names = list(dict.fromkeys(row.client for row in recording.read_rows()))
+    sizes = dict(zip(names, (4, None, 1), strict=True))
+    monkeypatch.setattr(
+        Recording,
+        "read_rows",
+        lambda self, **options: [replace(row, num_examples=sizes[row.client]) for row in read(self, **options)],
+    )
+    planned, _ = plan(recording, tmp_path, 1e9)
+    for name in ("exact", "inverting_gradients"):
+        assert [row.client for row in planned[name].rows] == [names[2], names[0], names[1]]
 
 
 def test_damaged_rounds_do_not_count(sampled: Sampled, tmp_path: Path) -> None:

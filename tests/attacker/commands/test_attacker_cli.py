@@ -173,6 +173,25 @@ def test_a_wrong_file_of_weights_is_refused_before_anything_is_scored(run: Path,
     assert not (run / "scores.jsonl").exists()
 
 
+def test_no_control_is_printed_for_an_attack_that_failed_in_every_case(run: Path) -> None:
+    (run.parent / "theirs.py").write_text(
+        "class Fails:\n"
+        "    def __init__(self, device='cpu'):\n"
+        "        self.device, self.needs = device, frozenset()\n"
+        "    def null(self):\n"
+        "        return self\n"
+        "    def __call__(self, cases, *, rng, progress=None, memory=None):\n"
+        "        raise RuntimeError('an error of theirs')\n"
+    )
+    assert replay(run, "--no-null").exit_code == 0
+    assert "control:" in call("score", run).stdout
+    shutil.rmtree(run / "reconstructions")
+    assert call("replay", run, "--attack", "theirs:Fails", "--device", "cpu").exit_code == EXIT_FAILURES
+    printed = call("score", run).stdout
+    assert "no verdict: the attack failed in every case" in printed
+    assert "control:" not in printed
+
+
 def test_forced_route_is_shown_and_stored(run: Path) -> None:
     done = call("replay", run, "--attack", "exact", "--route", "layers", "--device", "cpu")
     assert done.exit_code == 0, done.output

@@ -71,6 +71,8 @@ def test_category_is_the_largest_of_its_columns(federate_here: Federate, tmp_pat
     done = attack(run, restarts=2)
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     assert [row.categorical_right for row in rows] == [1] * 2
+    originals = [np.argmax(json.loads((run / row.pair).read_text())["original"][1:]) for row in rows]
+    assert [row.other_categorical_right for row in rows] == [float(originals[0] == originals[1])] * 2
     assert all(row.success and row.continuous_error < 0.05 for row in rows)
     pair = json.loads((run / rows[0].pair).read_text())
     assert pair["columns"] == ["age", "work", "work", "work"]

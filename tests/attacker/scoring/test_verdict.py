@@ -86,6 +86,19 @@ def test_higher_psnr_than_the_null_is_a_partial_leak(seed: int) -> None:
     assert found.leaked[0].difference.low > 0
 
 
+def test_categories_show_a_leak_only_beyond_those_right_in_another_clients_update() -> None:
+    """A null's row of one value names no category, and noise names some by chance."""
+    empty, chance, half, most = [None] * 24, [0.0, 1.0] * 12, [1.0, 0.0] * 12, [1.0] * 23 + [0.0]
+    null = rows(empty, null=True, failure=None, categorical_right=0.0)
+
+    def judge(right: list[float], **fields: list[float]) -> Verdict:
+        return judge_attack(rows(empty, failure=None, categorical_right=right, **fields), null)
+
+    assert not judge(half, other_categorical_right=chance).leaks
+    assert [one.score for one in judge(most, other_categorical_right=chance).leaked] == ["categorical_right"]
+    assert not judge(most).leaks  # no other client was attacked
+
+
 def test_lpips_shows_a_leak_only_beyond_that_of_another_clients_update() -> None:
     """Noise brings LPIPS below that of a smooth null for any original, and its PSNR is lower than the null's."""
     noisy, smooth, apart = around(0.29, 8, 0, 0.02), around(0.52, 8, 1, 0.02), around(0.4, 8, 2, 0.02)

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from generators import seeded
-from torch import Tensor
+from torch import Tensor, nn
 
+import fedleak
 from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.features import find_map_estimate
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
@@ -97,3 +98,11 @@ def test_unreadable_features_are_refused_with_the_reason(observe: Observe, chang
     case, _, _ = batch(observe, [3, 0], **change)
     with pytest.raises(ValueError, match=words):
         exact(route="features")([case], rng=seeded())
+
+
+def test_reason_of_a_closed_form_that_was_tried_comes_before_those_of_unsuitable_ones() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.GELU(), nn.Flatten(), nn.Linear(196, 10))
+    noise = [torch.randn(tensor.shape, generator=seeded(1)) for tensor in net.parameters()]
+    observation = fedleak.observe(net, nn.CrossEntropyLoss(), noise, shape=(1, 16, 16))
+    with pytest.raises(ValueError, match=r"^the features found leave .* linear.* cannot invert this network"):
+        exact(fallback="none")([Case((observation,))], rng=seeded())

@@ -133,3 +133,9 @@ def test_estimated_error_is_larger_for_rows_that_hardly_differ() -> None:
     distance = torch.stack([(found.features[i] - features).norm(dim=1)[labels == labels[i]].min() for i in range(4)])
     assert float(found.error[:2].min()) > 3 * float(found.error[2:].max())
     assert bool((distance <= 10 * found.error).all())
+
+
+def test_labels_are_counted_even_if_noise_makes_all_counts_negative() -> None:
+    layer = Layer([0, 1, 0, 1, 1], classes=2)
+    layer.gradient = (layer.gradient[0], torch.full((2,), 9.0))
+    assert len(layer.read(recount=True).labels) == 5

@@ -53,6 +53,12 @@ def one_bias() -> nn.Module:
     return model
 
 
+def freeze_in_a_buffer(layer: Any) -> None:
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.register_buffer("weight", weight, persistent=False)
+
+
 def build_standardised() -> nn.Module:
     class Standardised(nn.Conv2d):
         def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -151,6 +157,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a module twice": (used_twice, "2 is used twice, and its gradient is a sum"),
     "one weight of two layers": (build_tied, "the weight of 3 is shared with another layer"),
     "one bias of two layers": (one_bias, "the bias of 3 is shared with another layer"),
+    "a weight that is a buffer": (lambda: changed(freeze_in_a_buffer), "the weight of 0 is shared .*, or a buffer"),
     "weight norm": (lambda: changed(parametrizations.weight_norm), "the weight of 0 is shared with another layer"),
     "spectral norm": (lambda: changed(parametrizations.spectral_norm), "the weight of 0 is shared with another layer"),
     "orthogonal": (lambda: changed(parametrizations.orthogonal, 3), "the weight of 3 is shared with another layer"),
