@@ -44,8 +44,8 @@ def exact(
     (the input of a first linear layer), layers (R-GAP, layer by layer), peeled (equations of several layers at once), features
     (the inputs of the last layer), or layer_input (the input of a hidden linear layer).
     fallback: the search for cases without an exact answer: cpl (with total variation for images, and local_steps=auto), dlg,
-    inverting_gradients, agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact. Some
-    closed forms mark an answer that is not exact as final; it is returned without a search, too.
+    inverting_gradients, agic (its search for a single round), or none. Without a search, the best answer is returned even if it
+    is not exact. Some closed forms mark an answer that is not exact as final; it is returned without a search, too.
     steps: maximum number of iterations of one start of the fallback. restarts: maximum number of starts of the fallback.
     knows_defense: whether the search, and the check of answers, model the clients' defense. Closed forms always use the gradient
     as received.
