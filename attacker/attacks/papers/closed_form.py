@@ -43,9 +43,9 @@ def exact(
     route: auto (all closed forms, then the search), optimisation (the search alone), or one closed form without a search: linear
     (the input of a first linear layer), layers (R-GAP, layer by layer), peeled (equations of several layers at once), features
     (the inputs of the last layer), or layer_input (the input of a hidden linear layer).
-    fallback: the search for cases without an exact answer: cpl (with total variation for images), dlg, inverting_gradients,
-    agic (its search for a single round), or none. Without a search, the best answer is returned even if it is not exact. Some
-    closed forms mark an answer that is not exact as final; it is returned without a search, too.
+    fallback: the search for cases without an exact answer: cpl (with total variation for images, and local_steps=auto), dlg,
+    inverting_gradients, agic (its search for a single round), or none. Without a search, the best answer is returned even if it
+    is not exact. Some closed forms mark an answer that is not exact as final; it is returned without a search, too.
     steps: maximum number of iterations of one start of the fallback. restarts: maximum number of starts of the fallback.
     knows_defense: whether the search, and the check of answers, model the clients' defense. Closed forms always use the gradient
     as received.
@@ -61,7 +61,7 @@ def exact(
     search = None
     if fallback != "none" and route in ("auto", "optimisation"):
         search = FALLBACKS[fallback](steps=steps, restarts=restarts, knows_defense=knows_defense)
-        search = search.copy_with(tv=FALLBACK_TV) if fallback == "cpl" else search
+        search = search.copy_with(tv=FALLBACK_TV, local_steps="auto") if fallback == "cpl" else search
     return ClosedForm(name="exact", routes=routes, fallback=search, knows_defense=knows_defense)
 
 

@@ -133,7 +133,8 @@ def cpl(
     transform, scaled by the spectrum of images), the file of an autoencoder that attacker train-prior wrote, the file of a
     generator with what is searched (`FILE@latents`, `FILE@features` or `FILE@weights`, see `generator_decoders`), or another
     decoder by its entry point or as `module:function`, see `decoders`.
-    local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; simulated simulates each.
+    local_steps: one_batch, as in the paper, treats an update of several local steps as one gradient; auto and simulated are as in
+    `inverting_gradients`.
     agreement: the paper's alpha, weight of the distance between predictions and labels.
     boxed: keep the optimised variable in the decoder's box; for pixels, this is [0, 1].
     closed_form_start, compiled, knows_defense: as in `dlg`.
