@@ -45,6 +45,10 @@ MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
 """Smallest number of gradient evaluations of the kept start of a search whose answer may be likely, unless the share of the
 gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
 searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
+MAX_LINEAR_DISTANCE, MAX_LINEAR_OUTSIDE = 10**-2.5, 1e-6
+"""Largest mean squared distance to [0, 1] of a likely image of the route `linear`, if the answer's gradient differs from the
+observed one by at most MAX_LINEAR_DISTANCE, relative to the observed one. All 360 such images of the tuning part are recovered,
+and the distance of each is 0. Values outside then mean that clients normalise their images otherwise than stated."""
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 UNDETERMINED_COLOUR = (
     "the answer is nearly of one colour, which the smoothness prior prefers, and the gradient leaves more of it open than the "
@@ -180,7 +184,8 @@ def judge_closed_form(
     4. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
        or another example may be missing.
     5. Examples with a confidence of at least MIN_LIKELY become undecided if there is an `open_question`, and so do images with
-       this confidence whose mean squared distance to [0, 1] exceeds MAX_RECOVERED_MSE.
+       this confidence whose mean squared distance to [0, 1] exceeds MAX_RECOVERED_MSE or, for exact answers of the route
+       `linear`, MAX_LINEAR_OUTSIDE.
     """
     count, mixtures = len(x), stays.isnan().cpu()
     stays = stays.nan_to_num(nan=0.0)
@@ -201,7 +206,8 @@ def judge_closed_form(
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
     doubted, reasons = doubt_likely(judged.confidence, open_question)
     judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons))
-    return _mark_outside_undecided(judged, x) if data.is_image else judged
+    precise = route == "linear" and missed <= MAX_LINEAR_DISTANCE
+    return _mark_outside_undecided(judged, x, MAX_LINEAR_OUTSIDE if precise else MAX_RECOVERED_MSE) if data.is_image else judged
 
 
 def doubt_likely(confidence: Tensor, open_question: str, doubted: Tensor | None = None) -> tuple[Tensor, tuple[str, ...]]:
@@ -241,13 +247,13 @@ def _find_repeats(x: Tensor) -> Tensor:
     return (torch.cdist(flat, flat) <= MAX_DUPLICATE_DISTANCE).tril(-1).any(dim=1).cpu()
 
 
-def _mark_outside_undecided(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceEstimates:
-    """Return `estimates` with undecided confidence, and a note, for likely images (MIN_LIKELY) that lie far outside [0, 1].
+def _mark_outside_undecided(estimates: ConfidenceEstimates, x: Tensor, limit: float) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for likely images (MIN_LIKELY) that lie outside [0, 1].
 
-    Far is a mean squared distance to [0, 1] above MAX_RECOVERED_MSE. Such an image is too far from every valid image to count as
-    recovered. If it is right nevertheless, the clients normalise their images in another way than the recording states.
+    If such an image is right nevertheless, the clients normalise their images in another way than the recording states.
+    limit: largest mean squared distance to [0, 1] that does not count as outside.
     """
-    far = is_far_outside(x).cpu() & (estimates.confidence >= MIN_LIKELY)
+    far = (measure_outside(x) > limit).cpu() & (estimates.confidence >= MIN_LIKELY)
     if not bool(far.any()):
         return estimates
     values = f"{float(x[far].min()):.3g} to {float(x[far].max()):.3g} instead of 0 to 1"

@@ -334,3 +334,18 @@ def test_files_hold_confidence_and_evidence(image_case: Make, tmp_path: Path) ->
     again = Reconstruction.read(path)
     assert torch.allclose(again.confidence, found.confidence, equal_nan=True)
     assert again.evidence == found.evidence
+
+
+@pytest.mark.parametrize(("std", "is_known"), [(0.5, True), (0.48, False)])
+def test_exact_images_slightly_outside_their_range_are_undecided(
+    observe: Callable[..., object], std: float, is_known: bool
+) -> None:
+    """With another standard deviation than the client's, images are solved for that are too bright and too dark by a little."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
+    x = torch.rand(1, 1, 8, 8, generator=seeded()).round()
+    seen = observe((x, torch.tensor([1])), model=ModelSpec(name="mlp"), data=replace(data, std=(std,)))
+    (found,) = exact(fallback="none")([Case((replace(seen, data=data),))], rng=seeded())
+    assert found.route == "linear"
+    assert (found.confidence[0] > 0.9) == is_known
+    assert isnan(found.confidence[0]) != is_known
+    assert any("instead of 0 to 1: if clients normalise" in note for note in found.notes) != is_known
