@@ -85,25 +85,26 @@ class AttackRuns:
         if done is not None and done.reuse:
             self._leave_out(f"{planned.spec}: {done.reuse}")
         took = monotonic() - started
-        finished = cases if not cut else _list_finished(attack, cases)
+        judged = cases if not cut else self._list_judged(attack, cases)
         null_cut = False
-        if finished and self.scorer is not None:
+        if judged and self.scorer is not None:
             _, null_cut = self._replay(null, max(started + allowed, monotonic() + kept * took))
             if null_cut:
-                finished = [case for case in finished if case in _list_finished(null, cases)]
+                judged = [case for case in judged if case in self._list_judged(null, cases)]
         seconds = monotonic() - started
         if cut or null_cut:
-            self._leave_out(_explain_cut(planned, cases, finished, took if cut else seconds, null=not cut))
-        if finished:
-            rows = {(row.round, row.client) for case in finished for row in case.rows}
+            unfinished = sum(read_case(attack.folder, case.key)[1] == "interrupted" for case in judged)
+            self._leave_out(_explain_cut(planned, len(cases), len(judged), unfinished, took if cut else seconds, null=not cut))
+        if judged:
+            rows = {(row.round, row.client) for case in judged for row in case.rows}
             planned = (
                 planned
                 if not (cut or null_cut)
                 else replace(planned, rows=tuple(r for r in planned.rows if (r.round, r.client) in rows))
             )
-            result = self._build_result(planned, [case.key for case in finished], [attack.folder, null.folder])
-            failed = done.failed if done is not None else _read_failures(attack, finished)
-            count, reason = describe_failures(planned.rows, finished, failed)
+            result = self._build_result(planned, [case.key for case in judged], [attack.folder, null.folder])
+            failed = done.failed if done is not None else _read_failures(attack, judged)
+            count, reason = describe_failures(planned.rows, judged, failed)
             self.attacks.append(replace(result, failed=count, failure=reason))
         return monotonic() - started
 
@@ -121,17 +122,22 @@ class AttackRuns:
         """
         if self.scorer is None:
             return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases)
-        rows = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
+        scored = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
+        rows = [replace(row, state="done") if row.state == "interrupted" else row for row in scored]
         (summary,) = summarise(rows)
         return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
 
+    def _list_judged(self, replay: Replay, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+        """Return the cases on which a stopped attack, or its null, can be judged: those that are done or failed.
+
+        With a scorer, cases whose search was stopped count too, by its best result until then. Without one, they do not, since
+        the confidence in such a result is undecided.
+        """
+        states = {"done", "failed"} | ({"interrupted"} if self.scorer is not None else set())
+        return [case for case in cases if read_case(replay.folder, case.key)[1] in states]
+
     def _leave_out(self, reason: str) -> None:
         self.left_out.append(NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out"))
-
-
-def _list_finished(replay: Replay, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """Return the cases that have a complete reconstruction or failed."""
-    return [case for case in cases if read_case(replay.folder, case.key)[1] in ("done", "failed")]
 
 
 def _read_failures(replay: Replay, cases: Sequence[PlannedCase]) -> dict[str, str]:
@@ -140,15 +146,17 @@ def _read_failures(replay: Replay, cases: Sequence[PlannedCase]) -> dict[str, st
     return {key: reason for key, (_, state, reason) in states.items() if state == "failed"}
 
 
-def _explain_cut(
-    planned: PlannedAttack, cases: Sequence[PlannedCase], finished: Sequence[PlannedCase], seconds: float, *, null: bool
-) -> str:
-    """Return that an attack or its null was stopped, after how many seconds, and on how many of its cases it is judged."""
+def _explain_cut(planned: PlannedAttack, cases: int, judged: int, unfinished: int, seconds: float, *, null: bool) -> str:
+    """Return that an attack or its null was stopped, after how many seconds, and on how many of its cases it is judged.
+
+    unfinished: number of the judged cases whose search was stopped.
+    """
     who = f"the null of {planned.spec}" if null else f"{planned.spec}"
-    judged = f"it is judged on the {len(finished)} of {len(cases)} cases that were finished" if finished else "it has no verdict"
+    stopped = f", {unfinished} of them by what was found until then" if unfinished else ""
+    verdict = f"it is judged on {judged} of {cases} cases{stopped}" if judged else "it has no verdict"
     return (
-        f"{who} {STOPPED} {seconds:.0f} seconds, when its time was used up, and {judged}; repeat the audit to continue "
-        "it, or give a larger --budget"
+        f"{who} {STOPPED} {seconds:.0f} seconds, when its time was used up, and {verdict}; repeat the audit to continue it, or "
+        "give a larger --budget"
     )
 
 

@@ -81,7 +81,7 @@ def test_rows_do_not_depend_on_the_number_of_worker_processes(
         assert 0 < summary["peak_mb"] < 4000
         assert "iterations_ratio" in summary
     assert found[0] == found[1]
-    assert [row["column"] for row in found[0]] == [column.name for column in chosen for _ in range(5)]
+    assert [row["column"] for row in found[0]] == [column.name for column in chosen for _ in range(6)]
     assert capsys.readouterr().err.splitlines()[0].startswith("sign: column 1 of 2 after ")  # the most expensive one
 
 
@@ -114,6 +114,9 @@ def test_rog_is_compared_with_the_better_rows_of_inverting_gradients_over_all_ba
     other = scores | {"pixels": make_scores([0.25, 0.25], [0.3, 0.3]), "Inverting Gradients": make_scores([0.2, 0.3], [0.2, 0.2])}
     worse = ColumnResult([], other, "report")
     assert worse.is_not_worse_than_ig is False
+    assert worse.is_long_not_worse_than_ig is None
+    longer = ColumnResult([], other | {"ROG, long": make_scores([0.9, 0.9], [0.1, 0.2])}, "report")
+    assert longer.is_long_not_worse_than_ig is True
     assert worse.is_better_than_pixels is False  # equal is not better
 
 
