@@ -115,8 +115,9 @@ def test_rog_is_compared_with_the_better_rows_of_inverting_gradients_over_all_ba
     worse = ColumnResult([], other, "report")
     assert worse.is_not_worse_than_ig is False
     assert worse.is_long_not_worse_than_ig is None
-    longer = ColumnResult([], other | {"ROG, long": make_scores([0.9, 0.9], [0.1, 0.2])}, "report")
-    assert longer.is_long_not_worse_than_ig is True
+    for plain, is_long_enough in (([0.2, 0.2], True), ([0.3, 0.3], False)):
+        longer = ColumnResult([], other | {"ROG, long": make_scores(plain, [0.9, 0.9])}, "report")
+        assert longer.is_long_not_worse_than_ig is is_long_enough
     assert worse.is_better_than_pixels is False  # equal is not better
 
 

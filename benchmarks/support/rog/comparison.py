@@ -146,7 +146,7 @@ class ColumnResult:
 
         Means over the batches are compared. None if that search was not measured.
         """
-        return self._is_better("ROG", "pixels")
+        return self._is_better(self.scores["ROG"].enhanced, "pixels")
 
     @property
     def is_not_worse_than_ig(self) -> bool | None:
@@ -154,17 +154,21 @@ class ColumnResult:
 
         Means over the batches are compared. None if Inverting Gradients was not measured.
         """
-        return self._is_better("ROG", "Inverting Gradients", or_equal=True)
+        return self._is_better(self.scores["ROG"].enhanced, "Inverting Gradients", or_equal=True)
 
     @property
     def is_long_not_worse_than_ig(self) -> bool | None:
-        """As `is_not_worse_than_ig`, of the search by ROG that takes as much CPU time as Inverting Gradients."""
-        return self._is_better("ROG, long", "Inverting Gradients", or_equal=True)
+        """Whether ROG is at least as good in the CPU time of Inverting Gradients, both without or with the enhancer.
 
-    def _is_better(self, name: str, other: str, *, or_equal: bool = False) -> bool | None:
-        if not {name, other} <= set(self.scores):
+        Of each attack, the better of both counts. Means over the batches are compared. None if one of them was not measured.
+        """
+        long = self.scores.get("ROG, long")
+        return None if long is None else self._is_better(long.best, "Inverting Gradients", or_equal=True)
+
+    def _is_better(self, own: Sequence[Similarity], other: str, *, or_equal: bool = False) -> bool | None:
+        if other not in self.scores:
             return None
-        own, theirs = self.scores[name].enhanced, self.scores[other].best
+        theirs = self.scores[other].best
         return average_similarities(own).is_better_than(average_similarities(theirs), or_equal=or_equal)
 
 
