@@ -83,14 +83,17 @@ class Simulation:
         known = all(taken == repeated for taken, repeated in steps)
         return max(repeated for _, repeated in steps) if known else 1
 
-    def build_gradient(self, gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
+    def build_gradient(
+        self, gradient: Gradients, training: Training, sizes: Sequence[int], frozen: frozenset[str] = frozenset()
+    ) -> Gradients:
         """Return the function that computes a client's gradient: `gradient` itself for "one_batch", or one that simulates steps.
 
         "auto" must have been replaced, see `adapt_to`.
 
-        gradient: computes the gradient of one batch. sizes: batch sizes, one per local step.
+        gradient: computes the gradient of one batch. sizes: batch sizes, one per local step. frozen: names of parameters that are
+        not trained.
         """
-        return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes)
+        return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes, frozen)
 
     def count_epochs(self, training: Training) -> int:
         """Return the number of local epochs that get separate examples.

@@ -112,8 +112,13 @@ def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
 
     These are parameters that the defense makes random or misleading, and parameters that clients do not train.
     """
-    frozen = {name for name, p in model.named_parameters() if not p.requires_grad or observation.training.is_frozen(name)}
+    frozen = find_frozen(model, observation.training)
     return find_hidden(model) | frozen | observation.gradient.build().omitted(build_facts(observation, model))
+
+
+def find_frozen(model: nn.Module, training: Training) -> frozenset[str]:
+    """Return the names of parameters that clients do not train."""
+    return frozenset(name for name, p in model.named_parameters() if not p.requires_grad or training.is_frozen(name))
 
 
 def sends_signs(observation: Observation) -> bool:

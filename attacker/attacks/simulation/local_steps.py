@@ -23,11 +23,14 @@ def assign_rows(sizes: Sequence[int], examples: int) -> list[list[int]]:
     return rows
 
 
-def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Sequence[int]) -> Gradients:
+def build_stepped_gradient(
+    gradient: Gradients, training: Training, sizes: Sequence[int], frozen: frozenset[str] = frozenset()
+) -> Gradients:
     """Return a gradient function that simulates several local steps and converts the resulting update by `convert_to_gradient`.
 
     A received update is converted in the same way, so that both can be compared.
-    gradient: computes the gradient of one batch. sizes: batch sizes, one per step.
+    gradient: computes the gradient of one batch. sizes: batch sizes, one per step. frozen: names of parameters that are not
+    trained.
     Source: Geiping et al. 2020, section 6 and eq. 5; the local optimisers follow `torch.optim`.
     """
 
@@ -36,8 +39,9 @@ def build_stepped_gradient(gradient: Gradients, training: Training, sizes: Seque
         at: Weights = weights
         update = {name: torch.zeros_like(w) for name, w in weights.items()}
         for rows in assign_rows(sizes, len(x)):
-            change = optimiser.step(gradient(at, x[rows], y[rows], buffers), at)
-            update = {name: u + change[name] for name, u in update.items()}
+            found = gradient(at, x[rows], y[rows], buffers)
+            change = optimiser.step({name: g for name, g in found.items() if name not in frozen}, at)
+            update = {name: u + change[name] if name in change else u for name, u in update.items()}
             at = {name: w + update[name] for name, w in weights.items()}
         return convert_to_gradient(update, weights, training, len(sizes))
 

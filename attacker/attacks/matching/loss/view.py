@@ -22,7 +22,7 @@ from attacker.attacks.matching.objectives import Objective
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.batch_statistics import compute_statistics, measure_mismatch, read_statistics
 from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
-from attacker.attacks.simulation.client import follow_channel, simulate_channel
+from attacker.attacks.simulation.client import find_frozen, follow_channel, simulate_channel
 from attacker.attacks.simulation.draws import Draws
 from attacker.attacks.simulation.gradients import build_gradient, squared_norm
 from attacker.attacks.simulation.local_steps import simulate_one_step
@@ -65,8 +65,9 @@ class View(ObservedGradients):
         super().__init__(observations, model=model, device=device, knows_defense=simulation.knows_defense)
         self.objective, self.simulation, self.draws = objective, simulation, draws
         loss = self.training.loss
-        self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), self.training, self.sizes)
-        self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), self.training, self.sizes)
+        steps = (self.training, self.sizes, find_frozen(model, self.training))
+        self.plain = simulation.build_gradient(build_gradient(model, self.data, loss), *steps)
+        self.gradient = simulation.build_gradient(build_gradient(model, self.data, loss, self.rule), *steps)
         # Values that differ: QSGD sends values that are all equal without noise. Not the update, which the null must not read.
         generic = {
             name: torch.linspace(0.5, 1.5, s[0].numel(), dtype=s.dtype, device=s.device).view_as(s[0])

@@ -13,6 +13,7 @@ from attacker.attacks.simulation.client import (
     compute_shares,
     compute_total_step,
     convert_to_gradient,
+    find_frozen,
     find_omitted,
     find_schedule,
 )
@@ -84,6 +85,21 @@ def test_simulated_and_real_steps_agree_with_torch(name: str) -> None:
     ours = train(make_problem()[0], weights, batches, training, DATA).update
     for key, expected in update.items():
         torch.testing.assert_close(ours[key], expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_simulated_steps_leave_frozen_parameters_as_they_are(name: str) -> None:
+    """Frozen weights stay the same in later steps and do not count in the norm that is clipped, as in torch."""
+    training = settings(name)
+    model, weights, x, y = make_problem()
+    frozen = frozenset(list(weights)[:2])
+    for key in frozen:
+        model.get_parameter(key).requires_grad_(False)
+    assert find_frozen(model, training) == find_frozen(make_problem()[0], replace(training, frozen=tuple(frozen))) == frozen
+    expected = convert_to_gradient(compute_by_torch(training, model, x, y), weights, training, 3)
+    simulated = build_stepped_gradient(build_gradient(model, DATA), training, SIZES, frozen)(weights, x, y)
+    for key in set(weights) - frozen:
+        torch.testing.assert_close(simulated[key], expected[key], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
