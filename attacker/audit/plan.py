@@ -70,8 +70,8 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     usually `exact`, which solves equations instead of searching. The budget left before each attack is shared equally by it and
     the attacks after it. Attacks on single updates get the updates of the first round with a complete update, since the network
     of the first round has learned least, which makes examples easiest to separate, and of these the updates of the fewest
-    examples first. Attacks on several rounds (`JOINT_ATTACKS`)
-    get all rounds of each chosen client; clients with the most usable rounds are chosen first.
+    examples first. Attacks on several rounds (`JOINT_ATTACKS`) get all rounds of each chosen client; clients with the most usable
+    rounds are chosen first.
     out: as in `PlannedAttack.replay`. nulls: whether each attack's null runs as well, to compare their errors.
     """
     recorded = recording.read_rows(on_damage=lambda error: None)
