@@ -15,7 +15,7 @@ from attacker.audit.plan import ATTACK_RULE, PlannedAttack
 from attacker.replay.cases import PlannedCase
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.scoring import Scorer, summarise
-from attacker.scoring.states import read_case
+from attacker.scoring.states import FINISHED_STATES, CaseState, read_case
 from fedsim.recording import Recording
 
 MIN_SECONDS = 30.0
@@ -85,12 +85,12 @@ class AttackRuns:
         if done is not None and done.reuse:
             self._leave_out(f"{planned.spec}: {done.reuse}")
         took = monotonic() - started
-        judged = cases if not cut else self._list_judged(attack, cases)
+        judged = cases if not cut else _list_in_states(attack, cases, self._judged_states)
         null_cut = False
         if judged and self.scorer is not None:
             _, null_cut = self._replay(null, max(started + allowed, monotonic() + kept * took))
             if null_cut:
-                judged = [case for case in judged if case in self._list_judged(null, cases)]
+                judged = _list_in_states(null, judged, FINISHED_STATES)
         seconds = monotonic() - started
         if cut or null_cut:
             unfinished = sum(read_case(attack.folder, case.key)[1] == "interrupted" for case in judged)
@@ -123,21 +123,26 @@ class AttackRuns:
         if self.scorer is None:
             return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases)
         scored = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
-        rows = [replace(row, state="done") if row.state == "interrupted" else row for row in scored]
+        rows = [replace(row, state="done") if row.state == "interrupted" and not row.null else row for row in scored]
         (summary,) = summarise(rows)
         return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
 
-    def _list_judged(self, replay: Replay, cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-        """Return the cases on which a stopped attack, or its null, can be judged: those that are done or failed.
+    @property
+    def _judged_states(self) -> frozenset[CaseState]:
+        """The states of cases on which a stopped attack can be judged.
 
         With a scorer, cases whose search was stopped count too, by its best result until then. Without one, they do not, since
-        the confidence in such a result is undecided.
+        the confidence in such a result is undecided. Nulls must be finished: a null that is stopped is worse than the whole one,
+        so that its attack would seem to find more.
         """
-        states = {"done", "failed"} | ({"interrupted"} if self.scorer is not None else set())
-        return [case for case in cases if read_case(replay.folder, case.key)[1] in states]
+        return FINISHED_STATES if self.scorer is None else FINISHED_STATES | {"interrupted"}
 
     def _leave_out(self, reason: str) -> None:
         self.left_out.append(NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out"))
+
+
+def _list_in_states(replay: Replay, cases: Sequence[PlannedCase], states: frozenset[CaseState]) -> list[PlannedCase]:
+    return [case for case in cases if read_case(replay.folder, case.key)[1] in states]
 
 
 def _read_failures(replay: Replay, cases: Sequence[PlannedCase]) -> dict[str, str]:

@@ -48,7 +48,7 @@ searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 t
 MAX_LINEAR_DISTANCE, MAX_LINEAR_OUTSIDE = 10**-2.5, 1e-6
 """Largest mean squared distance to [0, 1] of a likely image of the route `linear`, if the answer's gradient differs from the
 observed one by at most MAX_LINEAR_DISTANCE, relative to the observed one. All 360 such images of the tuning part are recovered,
-and the distance of each is 0. Values outside then mean that clients normalise their images otherwise than stated."""
+and the distance of each is below 1e-9. Values outside then mean that clients normalise their images otherwise than stated."""
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 UNDETERMINED_COLOUR = (
     "the answer is nearly of one colour, which the smoothness prior prefers, and the gradient leaves more of it open than the "

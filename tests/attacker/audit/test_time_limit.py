@@ -24,7 +24,6 @@ from attacker.scoring import Scorer, ScoreRow
 from fedsim.recording import Recording
 
 SECONDS = 3.0
-LONG_SEARCH = AttackSpec(name="inverting_gradients", arguments={"steps": 100_000, "give_up": 0.0})
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +118,34 @@ def test_an_attack_is_judged_on_the_cases_that_it_finished(run: Path) -> None:
     assert "it is judged on 1 of 2 cases; repeat" in reason
 
 
-def test_a_stopped_search_is_judged_on_its_best_result(run: Path) -> None:
-    """The search for both updates is stopped long before its last step. Without truth, nothing can be said about its result."""
-    for scorer in (True, False):
-        runs = prepare(run, Replay.run)
-        runs.scorer = runs.scorer if scorer else None
-        runs.run([replace(one, spec=LONG_SEARCH) for one in plan(runs.recording, 0.0)], 12)
-        (reason,) = [one.reason for one in runs.left_out]
-        assert ("it is judged on 2 of 2 cases, 2 of them by what was found until then" in reason) == scorer
-        assert ("it has no verdict" in reason) != scorer
-        assert [attack.examples for attack in runs.attacks] == [8] * scorer
+@pytest.mark.parametrize(
+    ("scored", "steps", "seconds", "judged"), [(True, 1000, 16, True), (True, 10**6, 8, False), (False, 1000, 3, False)]
+)
+def test_a_stopped_search_is_judged_on_its_best_result_beside_a_whole_null(
+    run: Path, scored: bool, steps: int, seconds: float, judged: bool
+) -> None:
+    """The search is stopped early, and with more steps its null as well, which then would be too weak to compare with.
+
+    Without truth, nothing can be said about the result of a stopped search.
+    """
+
+    def replay(one: Replay) -> ReplayResult:
+        if one.spec.null:
+            return one.run()
+        sleep(60)
+        raise AssertionError("the time did not end")
+
+    runs = prepare(run, replay)
+    runs.scorer = runs.scorer if scored else None
+    search = AttackSpec(name="inverting_gradients", arguments={"steps": steps, "give_up": 0.0})
+    (planned,) = [replace(one, spec=search) for one in plan(runs.recording, 0.0)]
+    with limit_time(1.5):
+        planned.replay(runs.recording, runs.out, null=False).run()
+    runs.run([planned], seconds)
+    (reason,) = [one.reason for one in runs.left_out]
+    assert ("it is judged on 2 of 2 cases, 2 of them by what was found until then" in reason) == judged
+    assert ("it has no verdict" in reason) != judged
+    assert [attack.examples for attack in runs.attacks] == [8] * judged
 
 
 def test_an_attack_without_enough_time_left_is_not_started(run: Path) -> None:

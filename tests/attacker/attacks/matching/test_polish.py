@@ -187,6 +187,18 @@ def test_search_and_polish_simulate_the_local_steps_on_one_batch(
     assert simulated.evaluations == 300
 
 
+def test_null_of_simulated_steps_does_not_read_the_update(observe: Callable[..., Observation]) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    found = []
+    for seed in (1, 2):
+        x = torch.rand(2, *data.shape, generator=seeded(seed))
+        case = Case((observe_epochs(observe, 3, x, torch.tensor([1, 2])),))
+        found += inverting_gradients(steps=300).null()([case], rng=seeded())
+    assert torch.equal(found[0].x, found[1].x)
+    assert torch.equal(found[0].y, found[1].y)
+    assert [one.evaluations for one in found] == [100, 100]
+
+
 def test_iterations_that_simulate_steps_are_fewer(observe: Callable[..., Observation]) -> None:
     """Three epochs of one step each are simulated; if epochs have two steps, the order of examples is unknown."""
     x, y = torch.rand(2, 1, 8, 8, generator=seeded()), torch.tensor([1, 2])
