@@ -31,6 +31,8 @@ def make_epoch_row(
 ) -> ResultRow:
     """Return one row: mean PSNR in dB and images recovered, with simulated steps, with steps taken for one, and by the null.
 
+    Steps that are taken for one are attacked with and without a polish, which may fit what one step cannot explain.
+
     Every client has an untrained network, and trains for several epochs whose only step is on all of its images.
     epochs: number of local epochs. rate: learning rate. name: data set. batch: number of images of a client. part: part of the
     data that the images are from.
@@ -44,6 +46,7 @@ def make_epoch_row(
     attacks = {
         "simulated": inverting_gradients(steps=steps),
         "one batch": inverting_gradients(steps=steps, local_steps="one_batch"),
+        "one batch, unpolished": inverting_gradients(steps=steps, local_steps="one_batch", polish=0.0),
         "null": inverting_gradients(steps=steps).null(),
     }
     row: ResultRow = {"network": network, "epochs": epochs, "rate": rate, "data": images.name, "batch": batch}
