@@ -98,7 +98,10 @@ class CaseFootprint:
             return 1
         if self.effort.local_steps == "auto":
             return choose_simulated_steps(self.training, examples)
-        return len(self.training.count_step_examples(examples) or (1,))
+        try:
+            return len(self.training.count_step_examples(examples) or (1,))
+        except ValueError:  # more steps than a round can have, which the attack reports for this client alone
+            return 1
 
     def explain_too_large(self, sizes: Sequence[int]) -> str:
         """Return why a case does not fit into the memory of the device, or "" if it may fit. sizes: as in `estimate_bytes`."""

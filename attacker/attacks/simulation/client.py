@@ -93,8 +93,10 @@ def choose_simulated_steps(training: Training, examples: int) -> int:
     They are if each is on all examples of the client, so that the examples of each step are known, and if there are at most
     `MAX_SIMULATED_STEPS`. examples: number of examples; 0 if it is unknown.
     """
-    sizes = training.count_step_examples(examples) if examples else None
-    return len(sizes) if sizes and set(sizes) == {examples} and len(sizes) <= MAX_SIMULATED_STEPS else 1
+    if not 0 < examples <= training.step_size or (training.epochs or 0) > MAX_SIMULATED_STEPS:
+        return 1
+    sizes = training.count_step_examples(examples) or ()
+    return len(sizes) if set(sizes) == {examples} and len(sizes) <= MAX_SIMULATED_STEPS else 1
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:

@@ -54,6 +54,12 @@ def test_each_local_step_that_is_simulated_takes_memory(batch_size: int, auto: i
         assert found == first.estimate_bytes([2]) + (steps - 1) * step
 
 
+@pytest.mark.parametrize("way", ["auto", "simulated"])
+def test_a_client_that_reports_too_many_examples_does_not_stop_the_estimate(way: str) -> None:
+    training = Training(learning_rate=0.1, batch_size=1, epochs=3)
+    assert make_footprint("agic", training, local_steps=way).estimate_bytes([10**9]) > 0
+
+
 def test_memory_of_a_case_includes_the_history_and_its_copy() -> None:
     history = 2 * 100 * 4 * 64 * CIFAR.size
     more = make_footprint("cpl").estimate_bytes([64]) - make_footprint("cpl", optimiser="adam").estimate_bytes([64])
