@@ -27,12 +27,24 @@ from attacker.attacks.needs import list_oracles
 from attacker.attacks.simulation.gradients import squared_norm
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
+FittedCase = tuple[CaseBatch, int]
+"""A batch of cases, and the index of one of them."""
+
 
 def build_answer(
-    batch: CaseBatch, i: int, best: BestResult, rng: Generator, *, steps: int, seconds: float, interrupted: bool
+    batch: CaseBatch,
+    i: int,
+    best: BestResult,
+    fitted: FittedCase,
+    rng: Generator,
+    *,
+    steps: int,
+    seconds: float,
+    interrupted: bool,
 ) -> Reconstruction:
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
+    fitted:  the batch and the index of the case in it whose simulated gradient was fitted to the observed one.
     steps:   maximum number of iterations of the search, without those of a polish (`Polish`).
     rng:     its seed determines the random estimates on which the confidence is based.
     seconds: time that the search took per case, to which the time that this function takes is added. interrupted: whether the
@@ -42,7 +54,7 @@ def build_answer(
     assert best.z is not None
     assert best.labels is not None
     x, y = batch.decode_answer(i, best.z, best.labels)
-    judged = _judge(batch, i, best, rng, len(x), interrupted)
+    judged = _judge(batch, i, best, fitted, rng, len(x), interrupted)
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
@@ -95,29 +107,32 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
     return (f"the images were enhanced by {enhancer.name}, as those of the attack's null are; compare them with that null",)
 
 
-def _judge(batch: CaseBatch, i: int, best: BestResult, rng: Generator, examples: int, interrupted: bool) -> ConfidenceEstimates:
+def _judge(
+    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, interrupted: bool
+) -> ConfidenceEstimates:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
     For a null, the probability follows from the data and the number of examples alone.
-    best: the best search result. examples: number of examples of the answer. rng: its seed determines random
-    estimates. interrupted: whether the user interrupted the search.
+    best: the best search result. fitted: as in `build_answer`. examples: number of examples of the answer. rng: its seed
+    determines random estimates. interrupted: whether the user interrupted the search.
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
     route = "joint over rounds" if len(batch.views) > 1 else _name_route(batch, best)
     try:
-        return judge_search(_describe_search(batch, i, best, rng, examples, interrupted), route)
+        return judge_search(_describe_search(batch, i, best, fitted, rng, examples, interrupted), route)
     except KeyboardInterrupt:
         return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 
 
 def _describe_search(
-    batch: CaseBatch, i: int, best: BestResult, rng: Generator, examples: int, interrupted: bool
+    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, interrupted: bool
 ) -> SearchAnswer:
     """Return the answer to case i with the facts about its search from which `judge_search` estimates the confidence in it.
 
-    best: the best search result. examples: number of examples of the answer. rng: its seed determines the random estimates of
-    `judge_search`. interrupted: whether the user interrupted the search, so that the confidence is undecided.
+    best: the best search result. fitted: as in `build_answer`. examples: number of examples of the answer. rng: its seed
+    determines the random estimates of `judge_search`. interrupted: whether the user interrupted the search, so that the
+    confidence is undecided.
     """
     assert best.z is not None
     assert best.labels is not None
@@ -125,7 +140,7 @@ def _describe_search(
     return SearchAnswer(
         x=x,
         examples=examples,
-        compared=tuple(_build_comparison(view, i, y, best.z) for view in batch.views),
+        compared=tuple(_build_comparison(view, fitted[1], y, best.z) for view in fitted[0].views),
         data=batch.data,
         model=batch.model,
         evaluations=best.evaluations,
@@ -134,7 +149,7 @@ def _describe_search(
         rng=seed_generator(rng, batch.cases[i], "confidence"),
         unfamiliar="the search was interrupted" if interrupted else _explain_uncalibrated(batch),
         given_up=best.given_up,
-        drift=partial(_measure_drift, batch, i, x, y, best.z),
+        drift=partial(_measure_drift, *fitted, x, y, best.z),
     )
 
 

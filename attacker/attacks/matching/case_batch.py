@@ -27,6 +27,7 @@ from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
 from attacker.attacks.simulation.draws import Draws, find_draws
+from attacker.attacks.simulation.step_orders import StepOrder
 from fedsim.recording.observation import Observation
 
 NOISE_SEED = 0
@@ -42,6 +43,8 @@ class CaseBatch:
     matrix z that `evaluate` takes; `decode` turns a latent vector into examples and labels.
     steps_each: number of local steps that each evaluation of the loss simulates if `Simulation.local_steps` is "auto"; 1 for all
                other settings. A search makes as many times fewer iterations.
+    ordered_steps: number of local steps whose order of examples a polish searches for, see `Simulation.count_ordered_steps`; 1 if
+               it does not.
     count:     number V of examples that are searched for per case, including their copies for the local epochs.
     links:     for each case, which of these examples is at which position of each observation.
     epochs:    number of local epochs, each of which has its own copies of the examples; 1 if the epochs share them.
@@ -64,6 +67,7 @@ class CaseBatch:
         first, self.model = observations[0], build_network(observations[0]).to(attack.device)
         prior = attack.prior.adapt_to(first) if attack.simulation.knows_defense else attack.prior
         self.steps_each = attack.simulation.count_simulated_steps(observations, self.model)
+        self.ordered_steps = attack.simulation.count_ordered_steps(observations, self.model)
         attack = replace(attack, simulation=attack.simulation.adapt_to(observations, self.model), prior=prior)
         self.attack, self.cases = attack, cases
         self.data = first.data
@@ -139,6 +143,11 @@ class CaseBatch:
         x = torch.stack([examples.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for examples in each])
         mask = torch.stack([examples.mask.repeat(self.epochs) for examples in each])
         return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
+
+    def set_orders(self, orders: Sequence[Sequence[StepOrder]]) -> None:
+        """Simulate the local steps of clients with these orders of their examples, one for each case and observation."""
+        for o, view in enumerate(self.views):
+            view.set_order([own[o] for own in orders])
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
         """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.

@@ -12,37 +12,30 @@ at once, one row each, and each row is also attracted by the mean over the case'
 attacker knows, such as clipping or compression, to the gradient.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from math import isfinite
-from time import perf_counter
 
 import torch
 from torch import Generator, Tensor
+from torch.func import vmap
 
-from attacker.attacks.base import Effort, IntermediateResult, Look, Memory, Progress
-from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.linking import Links
-from attacker.attacks.matching.answers import build_answer, list_case_slots
-from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.base import Effort, Memory, Progress
+from attacker.attacks.cases import Case
 from attacker.attacks.matching.loss.problems import ProblemRow
-from attacker.attacks.matching.saved_state import (
-    BestResult,
-    checkpoint_periodically,
-    pack_bests,
-    prefix_memory,
-    to_device,
-    unpack_bests,
-)
+from attacker.attacks.matching.matching_run import MatchingRun
+from attacker.attacks.matching.saved_state import BestResult, prefix_memory
 from attacker.attacks.matching.settings import MIN_POLISH_GAIN, MatchingSettings
-from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.nulls import blind_cases
-from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
 from attacker.attacks.optimisers.lbfgs import LBFGS
-from attacker.attacks.simulation.client import draws_at_random
-from attacker.attacks.timing import time_call
+from attacker.attacks.simulation.step_orders import FITTED_AT_ONCE, Fit, StepOrder, search_order
 from attacker.reconstruction import Reconstruction
+
+MAX_FITTED_WEIGHTS = 4_000_000
+"""Largest number of weights, over all networks, of the orders to which examples are fitted at once, beyond the first order."""
+MEASURED_AT_ONCE = 64
+"""Number of orders whose updates are simulated at once for fixed examples."""
 
 
 @dataclass(kw_only=True)
@@ -78,7 +71,10 @@ class GradientMatching(MatchingSettings):
 
         rng, progress, memory: source of the seed, status callback and checkpoint storage, as in `Attack.__call__`.
         """
-        return MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory).run()
+        run = MatchingRun(self, cases if self.sees_gradient else blind_cases(cases), rng, progress, memory)
+        run.search()
+        polish(run)
+        return run.build_answers()
 
     def time_evaluation(self, case: Case) -> float:
         """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Measurable`.
@@ -91,288 +87,162 @@ class GradientMatching(MatchingSettings):
         return run.time_evaluation() / run.batch.steps_each
 
 
-class MatchingRun:
-    """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
+@dataclass(frozen=True)
+class PolishStart:
+    """Where the polish of a case starts.
 
-    warm_starts: for each case a warm start (examples from which its first search begins), or None.
-    polishing: number of iterations of L-BFGS that follow the search (`Polish`). steps: maximum number of iterations before them.
-    interrupted: indices of the cases whose search the user interrupted.
+    case: index of the case in the first search. z: latent vector (D,). labels: (V,).
+    orders: assumed order of the examples in the local steps of each observation; empty if no order is searched for.
     """
 
-    def __init__(
-        self,
-        attack: MatchingSettings,
-        cases: Sequence[Case],
-        rng: Generator,
-        progress: Progress | None,
-        memory: Memory | None = None,
-    ) -> None:
-        self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
-        self.batch = CaseBatch(attack, cases)
-        search, steps = attack.search, max(1, attack.search.steps // self.batch.steps_each)
-        self.polishing = self._count_polishing_iterations(steps * search.optimiser.period)
-        self.steps = steps - self.polishing * LBFGS().period // search.optimiser.period
-        self.best = [BestResult() for _ in cases]
-        self.warm_starts = self._compute_warm_starts()
-        self.interrupted: set[int] = set()
+    case: int
+    z: Tensor
+    labels: Tensor
+    orders: tuple[StepOrder, ...] = ()
 
-    def run(self) -> list[Reconstruction]:
-        """Search for the examples of every case, and return the reconstructions.
 
-        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far. Ctrl-C ends the
-        searches; the best results until then are returned.
-        """
-        started = perf_counter()
-        for restart in range(self._restore(), self._starts):
-            pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
-            if pending and not self.interrupted:  # Ctrl-C ends all restarts
-                self._search(pending, restart)
-                self._save(restart)
-        self._polish()
-        seconds = (perf_counter() - started) / len(self.cases)
-        return [
-            build_answer(self.batch, i, best, self.rng, steps=self.steps, seconds=seconds, interrupted=i in self.interrupted)
-            for i, best in enumerate(self.best)
-        ]
+def polish(run: MatchingRun) -> None:
+    """Search again by L-BFGS from the best results of a run, and replace those that become much better, see `Polish`.
 
-    def _count_polishing_iterations(self, evaluations: int) -> int:
-        """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`.
-
-        evaluations: number of gradient evaluations of both searches together.
-        """
-        attack, batch = self.attack, self.batch
-        if attack.polish is None or not attack.sees_gradient:
-            return 0
-        noisy = any(view.noisy for view in batch.views) or self._draws_at_random
-        by_gradient = not noisy and batch.in_order is None and not batch.views_with_statistics
-        return attack.polish.count_iterations(evaluations) if by_gradient and not attack.objective.robust else 0
-
-    def _polish(self) -> None:
-        """Search again by L-BFGS from the best results, and replace those that become much better, see `Polish`."""
-        chosen = [i for i, best in enumerate(self.best) if not best.given_up and isfinite(best.loss)]
-        if not self.polishing or self.interrupted or not chosen:
+    If the run took several local steps for one, the orders in which clients used their examples are searched for before.
+    """
+    chosen = [i for i, best in enumerate(run.best) if not best.given_up and isfinite(best.loss)]
+    if not run.polishing or run.interrupted or not chosen:
+        return
+    starts = [PolishStart(i, *run.best[i].get_latent()) for i in chosen]
+    if run.batch.ordered_steps > 1:
+        try:
+            starts = [OrderSearch(run, start, k / len(chosen)).run() for k, start in enumerate(starts)]
+        except KeyboardInterrupt:
+            run.interrupted |= set(chosen)
             return
-        polishing = PolishingRun(self, chosen)
-        before = polishing.measure_distances()
-        polishing._search(list(range(len(chosen))), 0)
-        for i, own, first, last in zip(chosen, polishing.best, before, polishing.measure_distances(), strict=True):
-            best = self.best[i]
-            best.iterations += own.iterations
-            best.evaluations += own.evaluations
-            if MIN_POLISH_GAIN * last <= first:
-                best.z, best.polished = own.z, own.evaluations
-        self.interrupted |= {chosen[place] for place in polishing.interrupted}
-
-    @property
-    def _starts(self) -> int:
-        """Return the largest number of starts of a case, one after the other."""
-        search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
-        return search.restarts // search.at_once + warm
-
-    def _report(self, restart: int, done: int, _: int, message: str) -> None:
-        """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
-        assert self.progress is not None
-        self.progress(restart * self.steps + done, self._starts * self.steps + self.polishing, message)
-
-    def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
-        """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
-        attack = self.attack
-        return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
-
-    def _needs_restart(self, i: int, restart: int) -> bool:
-        """Return whether case i needs the start with the index `restart`, from 0.
-
-        Start 0 is always needed: the warm start if the case has one, otherwise the regular start, which the parametrisation
-        makes. The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
-        `alone` (see `WarmStart`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to
-        `Search.restarts` regular starts.
-        """
-        warm_start = self.warm_starts[i]
-        regular_start = restart - (warm_start is not None)
-        if regular_start < 0 or restart == 0:
-            return True
-        only_if_stuck = regular_start > 0 or (warm_start is not None and warm_start.alone)
-        scales = self.batch.scales
-        threshold = scales.stuck[i] if only_if_stuck else scales.enough[i]
-        return regular_start < self.attack.search.restarts and self.best[i].loss > float(threshold)
-
-    def _search(self, cases: list[int], restart: int) -> None:
-        """Run `Search.at_once` searches for each of the cases with these indices, and keep results better than earlier ones.
-
-        Each search has an entry in `pending`, the index of its case, and in `starts`, the number of its start.
-        """
-        search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
-        pending = [i for i in cases for _ in range(search.at_once)]
-        z, labels, problems = self._build_problems(pending, restart)
-        key = f"restart {restart}"
-        minima = descend(
-            z,
-            problems,
-            batch.space.split_into_phases(search.optimiser),
-            self.steps,
-            self._choose_stop(restart),
-            progress=self.progress and partial(self._report, restart),
-            checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
-            resume=to_device(memory.recall(key), device) if memory else None,
-        )
-        for row, i in enumerate(pending):
-            best, gain = self.best[i], float(problems.per_problem["gain"][row])
-            if minima.interrupted[row]:
-                self.interrupted.add(i)
-            best.iterations += minima.iterations[row]
-            best.evaluations += minima.iterations[row] * search.optimiser.period
-            best.restarts += 1
-            loss = minima.loss[row] / gain
-            if best.z is None or loss < best.loss:
-                best.loss, best.z, best.history = loss, minima.z[row], minima.history[row] / gain
-                best.labels, best.from_warm_start = labels[row], restart == 0 and self.warm_starts[i] is not None
-                best.given_up = minima.given_up[row]
-
-    def _build_problems(self, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
-        """Return the starting latents z (P, D) of searches, their labels (P, V), and their minimisation problems.
-
-        pending: index of the case of each search; the `Search.at_once` searches of a case follow each other.
-        """
-        search, batch = self.attack.search, self.batch
-        starts = [restart + place % search.at_once for place in range(len(pending))]
-        labels = self._find_labels(pending, restart)
-        logits = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.compares_logits else None
-        rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
-        features = batch.solve_features(pending, labels, rngs)
-        z = self._draw_starts(pending, starts, labels, features)
-        problem = batch.build_problem(pending, z, labels, torch.stack(logits) if logits else None, features)
-        problems = Problems(
-            evaluate=batch.evaluate,
-            per_problem=problem,
-            project=batch.space.project,
-            enough=batch.scales.enough[pending] * problem["gain"],
-            least=batch.scales.least[pending] * problem["gain"],
-            floor=batch.scales.floor[pending] * problem["gain"],
-            anew=search.coarse if batch.coarse else 0.0,
-            plain=batch.encode_plain(labels, rngs) if self._choose_stop(restart).stall else None,
-        )
-        return z, labels, problems
-
-    def time_evaluation(self) -> float:
-        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
-        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
-        z, _, problems = self._build_problems(pending, 0)
-        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
-
-    @cached_property
-    def _draws_at_random(self) -> bool:
-        return any(draws_at_random(case.observations[0], self.batch.model) for case in self.cases)
-
-    def _choose_stop(self, restart: int) -> Stop:
-        """Return the stopping rule of the searches of this restart.
-
-        A null is never given up as hopeless, nor a search if clients draw random numbers (`draws_at_random`): even the loss of
-        the true examples is high then. Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in
-        restart 0 of an attack with warm starts, since the loss of a search from a warm start may rise at first. Both tests are
-        also left out in all restarts if a client declares a defense, since the loss of defended updates need not fall far, and
-        if the loss compares returned statistics of batch norm, for which the tests were not chosen.
-        """
-        stop = self.attack.search.stop
-        if not self.attack.sees_gradient or self._draws_at_random:
-            return replace(stop, give_up=0.0, stall=None)
-        declared = any(
-            observation.defenses.steps or observation.gradient.step for case in self.cases for observation in case.observations
-        )
-        is_warm = self.attack.warm_start is not None and restart == 0
-        return replace(stop, early=(), stall=None) if declared or is_warm or self.batch.views_with_statistics else stop
-
-    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
-        """Return the labels (P, V) that the searches for the cases with indices `pending` use."""
-        rngs = [seed_generator(self.rng, self.cases[i], f"labels {restart}") for i in pending]
-        return torch.stack([self.batch.find_labels(i, g) for i, g in zip(pending, rngs, strict=True)])
-
-    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
-        """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
-
-        The parametrisation's `init` makes the examples. In start 0, the examples of a case's warm start replace made ones with
-        the same label, or any made ones if labels are optimised as well. features: as `CaseBatch.solve_features` returns them.
-        """
-        space = self.batch.space
-        rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
-        starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
-        if numbers[0] == 0:
-            fixed_labels = [None if space.joint else label for label in labels.cpu()]
-            pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
-            starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
-        return self.batch.inject_features(space.encode(starts, rngs, self.attack.device), pending, features)
-
-    def _save(self, restart: int) -> None:
-        """Save the best results so far as a checkpoint, and delete the restart's own checkpoint; do nothing if interrupted."""
-        if self.memory is not None and not self.interrupted:
-            self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
-
-    def _restore(self) -> int:
-        """Restore the results of earlier restarts from a checkpoint, and return the number of the next restart; 0 without one."""
-        state = self.memory.recall("best") if self.memory else None
-        if state is None:
-            return 0
-        self.best, restarts = unpack_bests(state, self.attack.device)
-        return restarts
-
-    def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
-        """Pass the best candidates of a running search to `look`, the callback for live display.
-
-        pending: index of the case of each search. state: the state of the searches, as `descend` saves it.
-        """
-        batch, at_once = self.batch, self.attack.search.at_once
-        z, loss = get_best(state)
-        results = []
-        for first, i in enumerate(pending[::at_once]):
-            row = first * at_once + int(loss[first * at_once : (first + 1) * at_once].argmin())
-            x, y = batch.decode_answer(i, z[row], labels[row])
-            places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
-            results.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
-        look(results, len(state["active.history"]), self.steps)
+    polishing = PolishingRun(run, starts, run.polishing, keeps_checkpoints=True)
+    before = [polishing.batch.measure_distance(k, *run.best[i].get_latent()) for k, i in enumerate(chosen)]
+    polishing.search_once(list(range(len(chosen))), 0)
+    for k, (i, own, first) in enumerate(zip(chosen, polishing.best, before, strict=True)):
+        best = run.best[i]
+        best.iterations += own.iterations
+        best.evaluations += own.evaluations
+        if MIN_POLISH_GAIN * polishing.batch.measure_distance(k, *own.get_latent()) <= first:
+            best.z, best.labels = own.get_latent()
+            best.polished, run.fitted[i] = own.evaluations, (polishing.batch, k)
+    run.interrupted |= {chosen[k] for k in polishing.interrupted}
 
 
 class PolishingRun(MatchingRun):
-    """The second search of an attack (`Polish`), from the best results of the first search for some of its cases.
+    """A search by L-BFGS from results of a first search, for some of its cases (`Polish`).
 
-    first: the first search. chosen: indices of its cases that are searched again.
+    first: the first search. starts: where to start, for each case. iterations: number of iterations. keeps_checkpoints: whether
+    the search reports its progress and keeps checkpoints, as the first one does.
     """
 
-    def __init__(self, first: MatchingRun, chosen: Sequence[int]) -> None:
-        self.starts = [first.best[i] for i in chosen]
+    def __init__(
+        self, first: MatchingRun, starts: Sequence[PolishStart], iterations: int, *, keeps_checkpoints: bool = False
+    ) -> None:
+        self.starts, simulation = starts, first.batch.attack.simulation
+        ordered = bool(starts[0].orders)
         super().__init__(
-            replace(first.attack, simulation=first.batch.attack.simulation).build_polish(first.polishing),
-            [first.cases[i] for i in chosen],
+            replace(
+                first.attack, simulation=replace(simulation, local_steps="simulated") if ordered else simulation
+            ).build_polish(iterations),
+            [first.cases[start.case] for start in starts],
             first.rng,
-            first.progress and partial(first._report, first._starts),
-            prefix_memory(first.memory, "polish "),
+            first.progress and partial(first.report_polish, first.fits) if keeps_checkpoints else None,
+            prefix_memory(first.memory, "polish ") if keeps_checkpoints else None,
         )
-
-    def measure_distances(self) -> list[float]:
-        """Return the distance of the gradients for each case: of its best result, or before the search of its start."""
-        found = [best if best.z is not None else start for best, start in zip(self.best, self.starts, strict=True)]
-        return [self.batch.measure_distance(i, *_get_latent(best)) for i, best in enumerate(found)]
+        if ordered:
+            self.batch.set_orders([start.orders for start in starts])
 
     def _find_labels(self, pending: list[int], restart: int) -> Tensor:
-        return torch.stack([_get_latent(self.starts[i])[1] for i in pending])
+        return torch.stack([self.starts[i].labels for i in pending])
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
-        return torch.stack([_get_latent(self.starts[i])[0] for i in pending])
+        return torch.stack([self.starts[i].z for i in pending])
 
 
-def _get_latent(best: BestResult) -> tuple[Tensor, Tensor]:
-    """Return the latent vector (D,) and the labels (V,) of a result that a search has found."""
-    assert best.z is not None
-    assert best.labels is not None
-    return best.z, best.labels
+class OrderSearch:
+    """The search for the orders in which the clients of a case used their examples (`simulation.step_orders`).
 
-
-def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
-
-    There is one row per searched example, of zeros for examples that this observation lacks. epochs: number of local epochs that
-    are simulated with separate examples.
+    first: the search that took all local steps for one. start: its result for the case. progress: share of the cases whose orders
+    were searched for before. fits: number of fits made.
     """
-    known = case.known_logits
-    assert known is not None
-    logits = known.new_zeros(links.examples, *known.shape[1:])
-    logits[links.places[0]] = known.repeat(epochs, *(1,) * (known.ndim - 1))
-    return logits
+
+    def __init__(self, first: MatchingRun, start: PolishStart, progress: float = 0.0) -> None:
+        self.first, self.case, self.progress, self.fits = first, first.cases[start.case], progress, 0
+        self.places = [places.to(start.z.device) for places in first.batch.links[start.case].places]
+        self.inferred = len(self.places) == 1 and self.case.known_labels is None and not first.batch.space.joint
+        orders = []
+        for view, places in zip(first.batch.views, self.places, strict=True):
+            used = tuple(k % len(places) for k in range(sum(view.sizes)))
+            orders.append(StepOrder(used, tuple(start.labels[places].tolist())))
+        self.start = replace(start, orders=tuple(orders))
+        trial = PolishingRun(first, [self.start], 1).batch
+        self.views, self.rows = trial.views, [view.get_case(0) for view in trial.views]
+        self.x = trial.decode_case(0, start.z, start.labels)[0].detach()
+
+    def run(self) -> PolishStart:
+        """Return the orders that explain the observations best, with examples that were fitted to them."""
+        found = self.start
+        ordered = [o for o, view in enumerate(self.views) if len(view.sizes) > 1]
+        classes = self.first.batch.data.num_classes if self.inferred else 0
+        for done, o in enumerate(ordered):
+            order, fit = search_order(
+                found.orders[o],
+                self.views[o].sizes,
+                partial(self._measure, o),
+                partial(self._fit, o, found.orders),
+                fits=self.first.fits * (done + 1) // len(ordered) - self.first.fits * done // len(ordered),
+                classes=classes,
+            )
+            found = self._assume((*found.orders[:o], order, *found.orders[o + 1 :]), fit.z if fit else self.start.z)
+        return found
+
+    def _assume(self, orders: tuple[StepOrder, ...], z: Tensor) -> PolishStart:
+        """Return a start with these orders, and with the labels of the first order if labels may be changed."""
+        labels = self.start.labels.clone()
+        if self.inferred:
+            labels[self.places[0]] = torch.tensor(orders[0].labels, device=labels.device)
+        return replace(self.start, z=z, labels=labels, orders=orders)
+
+    def _measure(self, o: int, orders: Sequence[StepOrder]) -> list[float]:
+        """Return the distance of the o-th observation for each order, with the examples of the start."""
+        view, row, device = self.views[o], self.rows[o], self.x.device
+
+        def measure(used: Tensor, labels: Tensor) -> Tensor:
+            return view.compute_distance({**row, "places": self.places[o][used]}, self.x, labels, self.start.z)
+
+        used = torch.tensor([order.examples for order in orders], device=device)
+        labels = self.start.labels.repeat(len(orders), 1)
+        labels[:, self.places[o]] = torch.tensor([order.labels for order in orders], device=device)
+        with torch.no_grad():
+            parts = [slice(k, k + MEASURED_AT_ONCE) for k in range(0, len(orders), MEASURED_AT_ONCE)]
+            return torch.cat([vmap(measure)(used[part], labels[part]) for part in parts]).tolist()
+
+    def _fit(self, o: int, orders: tuple[StepOrder, ...], tried: Sequence[StepOrder]) -> list[Fit]:
+        """Fit the examples of the start to each tried order of the o-th observation, by one iteration of L-BFGS.
+
+        orders: the present orders of all observations.
+        """
+        starts, fits = [self._assume((*orders[:o], order, *orders[o + 1 :]), self.start.z) for order in tried], []
+        weights = sum(w.numel() for w in self.case.observations[0].weights.values())
+        at_once = max(1, min(FITTED_AT_ONCE, MAX_FITTED_WEIGHTS // weights))
+        for part in (starts[k : k + at_once] for k in range(0, len(starts), at_once)):
+            run = PolishingRun(self.first, part, 1)
+            run.search_once(list(range(len(part))), 0)
+            if run.interrupted:
+                raise KeyboardInterrupt
+            latents = [best.get_latent() for best in run.best]
+            fits += [Fit(run.batch.measure_distance(k, *latent), latent[0]) for k, latent in enumerate(latents)]
+            self._count(run.best)
+        return fits
+
+    def _count(self, fitted: Sequence[BestResult]) -> None:
+        """Count the gradient evaluations of these fits for the case, and report the progress."""
+        first, counted = self.first, self.first.best[self.start.case]
+        counted.iterations += sum(best.iterations for best in fitted)
+        counted.evaluations += sum(best.evaluations for best in fitted)
+        self.fits += len(fitted)
+        if first.progress:
+            cases = sum(not best.given_up for best in first.best)
+            done = int(first.fits * self.progress + self.fits / cases)
+            first.report_polish(0, done, 0, f"order of examples, {self.fits} of {first.fits} tried")

@@ -37,6 +37,12 @@ class BestResult:
     given_up: bool = False
     polished: int = 0
 
+    def get_latent(self) -> tuple[Tensor, Tensor]:
+        """Return the latent vector (D,) and the labels (V,) of a result that a search has found."""
+        assert self.z is not None
+        assert self.labels is not None
+        return self.z, self.labels
+
 
 def checkpoint_periodically(
     memory: Memory, key: str, show: Callable[[Look, Mapping[str, Tensor]], None]

@@ -7,7 +7,13 @@ from typing import Literal
 from torch import nn
 
 from attacker.attacks.simulation import local_epochs
-from attacker.attacks.simulation.client import choose_simulated_steps, draws_at_random, find_schedule, sends_signs
+from attacker.attacks.simulation.client import (
+    choose_simulated_steps,
+    count_ordered_steps,
+    draws_at_random,
+    find_schedule,
+    sends_signs,
+)
 from attacker.attacks.simulation.gradients import Gradients
 from attacker.attacks.simulation.local_steps import build_stepped_gradient
 from fedsim.recording.observation import Observation
@@ -22,7 +28,8 @@ class Simulation:
 
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step;
                      "auto" is "simulated" if every step of a client is on all of its examples, so that nothing about their order
-                     is unknown, and otherwise "one_batch", see `adapt_to`.
+                     is unknown, and otherwise "one_batch", see `adapt_to`; a polish then searches for the order and simulates
+                     the steps, see `count_ordered_steps`.
     surrogate:       if several local steps are treated as one, compute the gradient not at the weights sent, but at a point
                      between the weights sent and the weights returned; this point is optimised together with the examples
                      (SME). Not used for clients that send signs, from which no weights between can be known.
@@ -76,12 +83,30 @@ class Simulation:
         It simulates none with `draws` or `in_order`, nor if the client sends signs, which fit the updates of many examples, or
         draws random numbers in its network, which are not known.
         """
-        first = observations[0]
-        if self.local_steps != "auto" or self.draws or self.in_order or sends_signs(first) or draws_at_random(first, model):
+        if not self._may_simulate_steps(observations, model):
             return 1
         steps = [(find_schedule(one)[1], choose_simulated_steps(one.training, one.num_examples or 0)) for one in observations]
         known = all(taken == repeated for taken, repeated in steps)
         return max(repeated for _, repeated in steps) if known else 1
+
+    def count_ordered_steps(self, observations: Sequence[Observation], model: nn.Module) -> int:
+        """Return the largest number of local steps of a client in one round if "auto" treats them as one step at first, and then
+        searches for the order in which the client used its examples (`simulation.step_orders`); 1 if it does not.
+
+        It does so where it would simulate the steps, if each were on all examples of the client, but not with `surrogate`.
+        """
+        if self.surrogate or not self._may_simulate_steps(observations, model):
+            return 1
+        steps = [
+            (find_schedule(one)[1], count_ordered_steps(one), choose_simulated_steps(one.training, one.num_examples or 0))
+            for one in observations
+        ]
+        known = all(taken in (ordered, repeated) for taken, ordered, repeated in steps)
+        return max(ordered for _, ordered, _ in steps) if known else 1
+
+    def _may_simulate_steps(self, observations: Sequence[Observation], model: nn.Module) -> bool:
+        first, fixed = observations[0], self.local_steps != "auto" or self.draws or self.in_order
+        return not (fixed or sends_signs(first) or draws_at_random(first, model))
 
     def build_gradient(
         self, gradient: Gradients, training: Training, sizes: Sequence[int], frozen: frozenset[str] = frozenset()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import replace_all_batch_norm_modules_
 
+from attacker.attacks.simulation.step_orders import MAX_ORDERED_EXAMPLES
 from defenses.channel import Channel, ChannelFacts, ChannelState, compose_channels, transparent
 from defenses.networks import StochasticModule, find_hidden
 from defenses.rules import Gradient, LocalStep, TrainingContext, Weights
@@ -97,6 +98,18 @@ def choose_simulated_steps(training: Training, examples: int) -> int:
         return 1
     sizes = training.count_step_examples(examples) or ()
     return len(sizes) if set(sizes) == {examples} and len(sizes) <= MAX_SIMULATED_STEPS else 1
+
+
+def count_ordered_steps(observation: Observation) -> int:
+    """Return the number of local steps of a client if the order in which it used its examples can be searched for, else 1.
+
+    It can if the batch size of each step is known, if there are at most `MAX_SIMULATED_STEPS`, some on a part of the examples
+    only, and if the client has at most `MAX_ORDERED_EXAMPLES` examples and uses each once per epoch.
+    """
+    count, (sizes, steps) = observation.num_examples or 0, find_schedule(observation)
+    known = observation.client != SUM_CLIENT and steps == len(sizes) <= MAX_SIMULATED_STEPS
+    used_equally = 0 < count <= MAX_ORDERED_EXAMPLES and sum(sizes) % count == 0
+    return steps if known and used_equally and set(sizes) != {count} else 1
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:

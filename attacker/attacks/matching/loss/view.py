@@ -26,6 +26,7 @@ from attacker.attacks.simulation.client import find_frozen, follow_channel, simu
 from attacker.attacks.simulation.draws import Draws
 from attacker.attacks.simulation.gradients import build_gradient, squared_norm
 from attacker.attacks.simulation.local_steps import simulate_one_step
+from attacker.attacks.simulation.step_orders import StepOrder
 from defenses.channel import ChannelState, transparent
 from fedsim.recording.observation import Observation
 
@@ -205,6 +206,11 @@ class View(ObservedGradients):
             weigh = weigh_by_norm if self.objective.unit == "norm" else weigh_relatively
             weights = {name: w * weights.get(name, 1.0) for name, w in weigh(observed).items()}
         return {name: w.sqrt() for name, w in weights.items()}
+
+    def set_order(self, orders: Sequence[StepOrder]) -> None:
+        """Simulate local steps with these orders of the examples in the observation, one for each case."""
+        used = torch.tensor([order.examples for order in orders], device=self.device)
+        self.rows["places"] = torch.stack([row[order] for row, order in zip(self.rows["places"], used, strict=True)])
 
     def get_case(self, i: int) -> ProblemRow:
         """Return the row of data of the i-th case that `compute_distance` takes, including the weights and buffers sent."""

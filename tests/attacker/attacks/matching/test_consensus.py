@@ -11,7 +11,8 @@ from torch import Tensor
 from attacker.attacks import Case, Stop, cpl, inverting_gradients
 from attacker.attacks.base import IntermediateResult, estimate_effort
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.gradient_matching import GradientMatching, MatchingRun
+from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.priors import Consistency, compute_consensus, shift_onto
 from attacker.attacks.optimisers.first_order import SGD, Adam
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.base import estimate_effort
-from attacker.attacks.matching.gradient_matching import MatchingRun
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.priors import total_variation
 from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse

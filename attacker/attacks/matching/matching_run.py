@@ -1,0 +1,285 @@
+"""The run of a gradient matching attack on a batch of cases: its starts, its best results, and its checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from time import perf_counter
+
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.base import IntermediateResult, Look, Memory, Progress
+from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.answers import build_answer, list_case_slots
+from attacker.attacks.matching.case_batch import CaseBatch
+from attacker.attacks.matching.loss.problems import ProblemRow
+from attacker.attacks.matching.saved_state import (
+    BestResult,
+    checkpoint_periodically,
+    pack_bests,
+    to_device,
+    unpack_bests,
+)
+from attacker.attacks.matching.settings import MatchingSettings
+from attacker.attacks.matching.warm_starts import WarmStart, place_start
+from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
+from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.simulation.client import draws_at_random
+from attacker.attacks.timing import time_call
+from attacker.reconstruction import Reconstruction
+
+FITTING_SHARE = 0.3
+"""Share of the gradient evaluations of a search in which examples are fitted to orders of the clients' examples, see `Polish`."""
+
+
+class MatchingRun:
+    """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
+
+    warm_starts: for each case a warm start (examples from which its first search begins), or None.
+    polishing: number of iterations of L-BFGS that follow the search (`Polish`).
+    fits: number of orders of a client's examples to which they are fitted before it, by one such iteration each (`OrderSearch`).
+    steps: maximum number of iterations before both.
+    fitted: for each case the batch whose settings explain its answer, and the index of the case in it: that of the search, or of
+    the polish that simulates the local steps of clients.
+    interrupted: indices of the cases whose search the user interrupted.
+    """
+
+    def __init__(
+        self,
+        attack: MatchingSettings,
+        cases: Sequence[Case],
+        rng: Generator,
+        progress: Progress | None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.attack, self.cases, self.rng, self.progress, self.memory = attack, cases, rng, progress, memory
+        self.batch = CaseBatch(attack, cases)
+        steps, period = max(1, attack.search.steps // self.batch.steps_each), attack.search.optimiser.period
+        ordered, evaluations = self.batch.ordered_steps, steps * period
+        self.polishing = self._count_polishing_iterations(evaluations // ordered)
+        self.fits = int(FITTING_SHARE * evaluations / ordered) // LBFGS().period if self.polishing and ordered > 1 else 0
+        self.steps = steps - (self.polishing + self.fits) * ordered * LBFGS().period // period
+        self.best = [BestResult() for _ in cases]
+        self.warm_starts = self._compute_warm_starts()
+        self.interrupted: set[int] = set()
+        self.fitted = [(self.batch, i) for i in range(len(cases))]
+        self.started = perf_counter()
+
+    def search(self) -> None:
+        """Search for the examples of every case.
+
+        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far. Ctrl-C ends the
+        searches.
+        """
+        for restart in range(self._restore(), self.max_starts):
+            pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
+            if pending and not self.interrupted:  # Ctrl-C ends all restarts
+                self.search_once(pending, restart)
+                self._save(restart)
+
+    def build_answers(self) -> list[Reconstruction]:
+        """Return the reconstructions of all cases from the best results so far."""
+        seconds = (perf_counter() - self.started) / len(self.cases)
+        return [
+            build_answer(
+                self.batch, i, best, fitted, self.rng, steps=self.steps, seconds=seconds, interrupted=i in self.interrupted
+            )
+            for i, (best, fitted) in enumerate(zip(self.best, self.fitted, strict=True))
+        ]
+
+    def _count_polishing_iterations(self, evaluations: int) -> int:
+        """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`.
+
+        evaluations: number of gradient evaluations of both searches together.
+        """
+        attack, batch = self.attack, self.batch
+        if attack.polish is None or not attack.sees_gradient:
+            return 0
+        noisy = any(view.noisy for view in batch.views) or self._draws_at_random
+        by_gradient = not noisy and batch.in_order is None and not batch.views_with_statistics
+        return attack.polish.count_iterations(evaluations) if by_gradient and not attack.objective.robust else 0
+
+    @property
+    def max_starts(self) -> int:
+        """Return the largest number of starts of a case, one after the other."""
+        search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
+        return search.restarts // search.at_once + warm
+
+    def report(self, restart: int, done: int, _: int, message: str) -> None:
+        """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
+        assert self.progress is not None
+        self.progress(restart * self.steps + done, self.max_starts * self.steps + self.fits + self.polishing, message)
+
+    def report_polish(self, before: int, done: int, _: int, message: str) -> None:
+        """Report the progress of a second search, of which `before` iterations are done, as a part of the whole."""
+        self.report(self.max_starts, before + done, 0, message)
+
+    def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
+        """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
+        attack = self.attack
+        return attack.warm_start(self.cases, self.rng) if attack.warm_start and attack.sees_gradient else [None] * len(self.cases)
+
+    def _needs_restart(self, i: int, restart: int) -> bool:
+        """Return whether case i needs the start with the index `restart`, from 0.
+
+        Start 0 is always needed: the warm start if the case has one, otherwise the regular start, which the parametrisation
+        makes. The first regular start after a warm start is needed if the loss is above `enough`, or, if the warm start is marked
+        `alone` (see `WarmStart`), above `stuck`. Every later start is needed if the loss is above `stuck`, up to
+        `Search.restarts` regular starts.
+        """
+        warm_start = self.warm_starts[i]
+        regular_start = restart - (warm_start is not None)
+        if regular_start < 0 or restart == 0:
+            return True
+        only_if_stuck = regular_start > 0 or (warm_start is not None and warm_start.alone)
+        scales = self.batch.scales
+        threshold = scales.stuck[i] if only_if_stuck else scales.enough[i]
+        return regular_start < self.attack.search.restarts and self.best[i].loss > float(threshold)
+
+    def search_once(self, cases: list[int], restart: int) -> None:
+        """Run `Search.at_once` searches for each of the cases with these indices, and keep results better than earlier ones.
+
+        Each search has an entry in `pending`, the index of its case, and in `starts`, the number of its start.
+        """
+        search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
+        pending = [i for i in cases for _ in range(search.at_once)]
+        z, labels, problems = self._build_problems(pending, restart)
+        key = f"restart {restart}"
+        minima = descend(
+            z,
+            problems,
+            batch.space.split_into_phases(search.optimiser),
+            self.steps,
+            self._choose_stop(restart),
+            progress=self.progress and partial(self.report, restart),
+            checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
+            resume=to_device(memory.recall(key), device) if memory else None,
+        )
+        for row, i in enumerate(pending):
+            best, gain = self.best[i], float(problems.per_problem["gain"][row])
+            if minima.interrupted[row]:
+                self.interrupted.add(i)
+            best.iterations += minima.iterations[row]
+            best.evaluations += minima.iterations[row] * search.optimiser.period
+            best.restarts += 1
+            loss = minima.loss[row] / gain
+            if best.z is None or loss < best.loss:
+                best.loss, best.z, best.history = loss, minima.z[row], minima.history[row] / gain
+                best.labels, best.from_warm_start = labels[row], restart == 0 and self.warm_starts[i] is not None
+                best.given_up = minima.given_up[row]
+
+    def _build_problems(self, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
+        """Return the starting latents z (P, D) of searches, their labels (P, V), and their minimisation problems.
+
+        pending: index of the case of each search; the `Search.at_once` searches of a case follow each other.
+        """
+        search, batch = self.attack.search, self.batch
+        starts = [restart + place % search.at_once for place in range(len(pending))]
+        labels = self._find_labels(pending, restart)
+        logits = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.compares_logits else None
+        rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
+        features = batch.solve_features(pending, labels, rngs)
+        z = self._draw_starts(pending, starts, labels, features)
+        problem = batch.build_problem(pending, z, labels, torch.stack(logits) if logits else None, features)
+        problems = Problems(
+            evaluate=batch.evaluate,
+            per_problem=problem,
+            project=batch.space.project,
+            enough=batch.scales.enough[pending] * problem["gain"],
+            least=batch.scales.least[pending] * problem["gain"],
+            floor=batch.scales.floor[pending] * problem["gain"],
+            anew=search.coarse if batch.coarse else 0.0,
+            plain=batch.encode_plain(labels, rngs) if self._choose_stop(restart).stall else None,
+        )
+        return z, labels, problems
+
+    def time_evaluation(self) -> float:
+        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
+        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
+        z, _, problems = self._build_problems(pending, 0)
+        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
+
+    @cached_property
+    def _draws_at_random(self) -> bool:
+        return any(draws_at_random(case.observations[0], self.batch.model) for case in self.cases)
+
+    def _choose_stop(self, restart: int) -> Stop:
+        """Return the stopping rule of the searches of this restart.
+
+        A null is never given up as hopeless, nor a search if clients draw random numbers (`draws_at_random`), or if it takes
+        several local steps for one whose order of examples is then searched for: even the loss of the true examples is high then.
+        Two tests for hopeless searches, `Stop.early` and `Stop.stall`, are left out in restart 0 of an attack with warm starts,
+        since the loss of a search from a warm start may rise at first. Both tests are also left out in all restarts if a client
+        declares a defense, since the loss of defended updates need not fall far, and if the loss compares returned statistics of
+        batch norm, for which the tests were not chosen.
+        """
+        stop = self.attack.search.stop
+        if not self.attack.sees_gradient or self._draws_at_random or self.fits:
+            return replace(stop, give_up=0.0, stall=None)
+        declared = any(
+            observation.defenses.steps or observation.gradient.step for case in self.cases for observation in case.observations
+        )
+        is_warm = self.attack.warm_start is not None and restart == 0
+        return replace(stop, early=(), stall=None) if declared or is_warm or self.batch.views_with_statistics else stop
+
+    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
+        """Return the labels (P, V) that the searches for the cases with indices `pending` use."""
+        rngs = [seed_generator(self.rng, self.cases[i], f"labels {restart}") for i in pending]
+        return torch.stack([self.batch.find_labels(i, g) for i, g in zip(pending, rngs, strict=True)])
+
+    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
+        """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
+
+        The parametrisation's `init` makes the examples. In start 0, the examples of a case's warm start replace made ones with
+        the same label, or any made ones if labels are optimised as well. features: as `CaseBatch.solve_features` returns them.
+        """
+        space = self.batch.space
+        rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
+        starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
+        if numbers[0] == 0:
+            fixed_labels = [None if space.joint else label for label in labels.cpu()]
+            pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
+            starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
+        return self.batch.inject_features(space.encode(starts, rngs, self.attack.device), pending, features)
+
+    def _save(self, restart: int) -> None:
+        """Save the best results so far as a checkpoint, and delete the restart's own checkpoint; do nothing if interrupted."""
+        if self.memory is not None and not self.interrupted:
+            self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
+
+    def _restore(self) -> int:
+        """Restore the results of earlier restarts from a checkpoint, and return the number of the next restart; 0 without one."""
+        state = self.memory.recall("best") if self.memory else None
+        if state is None:
+            return 0
+        self.best, restarts = unpack_bests(state, self.attack.device)
+        return restarts
+
+    def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
+        """Pass the best candidates of a running search to `look`, the callback for live display.
+
+        pending: index of the case of each search. state: the state of the searches, as `descend` saves it.
+        """
+        batch, at_once = self.batch, self.attack.search.at_once
+        z, loss = get_best(state)
+        results = []
+        for first, i in enumerate(pending[::at_once]):
+            row = first * at_once + int(loss[first * at_once : (first + 1) * at_once].argmin())
+            x, y = batch.decode_answer(i, z[row], labels[row])
+            places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
+            results.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
+        look(results, len(state["active.history"]), self.steps)
+
+
+def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
+    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
+
+    There is one row per searched example, of zeros for examples that this observation lacks. epochs: number of local epochs that
+    are simulated with separate examples.
+    """
+    known = case.known_logits
+    assert known is not None
+    logits = known.new_zeros(links.examples, *known.shape[1:])
+    logits[links.places[0]] = known.repeat(epochs, *(1,) * (known.ndim - 1))
+    return logits
