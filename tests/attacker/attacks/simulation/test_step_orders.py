@@ -1,0 +1,122 @@
+"""Tests of the search for the order in which a client used its examples (`simulation.step_orders`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+import torch
+from generators import seeded
+from torch import Tensor
+
+from attacker.attacks import Case, agic, inverting_gradients
+from attacker.attacks.matching.matching_run import MatchingRun
+from attacker.attacks.simulation.client import count_ordered_steps
+from attacker.attacks.simulation.step_orders import Fit, StepOrder, list_neighbours, search_order
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.metrics import mse
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+Observe = Callable[..., Observation]
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+
+
+def list_batches(order: StepOrder, sizes: Sequence[int]) -> list[set[int]]:
+    """Return the examples of each step."""
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return [set(order.examples[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def test_neighbours_differ_by_one_exchange_within_an_epoch() -> None:
+    """Two epochs of batches of two examples and of one: two exchanges in each epoch, and no steps of equal size."""
+    found = list_neighbours(StepOrder((0, 1, 2, 2, 1, 0), (0, 0, 1)), (2, 1, 2, 1))
+    assert {order.examples for order in found} == {
+        (2, 1, 0, 2, 1, 0),
+        (0, 2, 1, 2, 1, 0),
+        (0, 1, 2, 0, 1, 2),
+        (0, 1, 2, 2, 0, 1),
+    }
+    assert {order.labels for order in found} == {(0, 0, 1)}
+
+
+def test_steps_of_equal_size_change_places_as_a_whole_and_labels_one_by_one() -> None:
+    order = StepOrder((0, 1, 2, 3), (0, 1, 1, 2))
+    assert StepOrder((2, 3, 0, 1), order.labels) in list_neighbours(order, (2, 2))
+    relabelled = [one for one in list_neighbours(order, (2, 2), classes=3) if one.labels != order.labels]
+    assert len(relabelled) == 4 * 2
+    assert all(one.examples == order.examples for one in relabelled)
+    assert all(sum(a != b for a, b in zip(one.labels, order.labels, strict=True)) == 1 for one in relabelled)
+
+
+@pytest.mark.parametrize("planted", list(permutations(range(4)))[::5])
+def test_search_finds_the_order_at_which_the_distance_is_zero(planted: tuple[int, ...]) -> None:
+    """The fixed examples mislead: their smallest distance is at another order, and only fits show the planted one."""
+    sizes, misleading = (2, 2), list_batches(StepOrder((0, 2, 1, 3), ()), (2, 2))
+    aim = list_batches(StepOrder(planted, ()), sizes)
+    fitted: list[StepOrder] = []
+
+    def measure(orders: Sequence[StepOrder]) -> list[float]:
+        return [float(len(list_batches(order, sizes)[0] - misleading[0])) for order in orders]
+
+    def fit(orders: Sequence[StepOrder]) -> list[Fit]:
+        fitted.extend(orders)
+        return [Fit(float(len(list_batches(order, sizes)[0] - aim[0])), torch.zeros(1)) for order in orders]
+
+    found, best = search_order(StepOrder((0, 1, 2, 3), (0, 1, 2, 3)), sizes, measure, fit, fits=20)
+    assert list_batches(found, sizes) == aim
+    assert best is not None
+    assert best.distance == 0
+    assert len(fitted) == len({tuple(map(tuple, map(sorted, list_batches(order, sizes)))) for order in fitted}) <= 6
+    nearest, none = search_order(StepOrder((0, 1, 2, 3), (0, 1, 2, 3)), sizes, measure, fit, fits=0)
+    assert (list_batches(nearest, sizes), none) == (misleading, None)
+
+
+def test_orders_that_exchange_equal_labels_are_fitted_once_in_one_epoch() -> None:
+    fitted: list[StepOrder] = []
+
+    def fit(orders: Sequence[StepOrder]) -> list[Fit]:
+        fitted.extend(orders)
+        return [Fit(1.0, torch.zeros(1)) for _ in orders]
+
+    start = StepOrder((0, 1, 2, 3), (5, 6, 6, 6))
+    search_order(start, (2, 2), lambda orders: [1.0] * len(orders), fit, fits=20)
+    assert len(fitted) == 2  # label 5 in the first batch, or in the second
+
+
+def observe_batches(
+    observe: Observe, x: Tensor, y: Tensor, orders: Sequence[Sequence[int]], rate: float = 3.0, **settings: object
+) -> Observation:
+    """Return what the server sees of a client that takes a step on each of these batches, and uses each example once an epoch."""
+    batches = [(x[list(order)], y[list(order)]) for order in orders]
+    seen = observe(*batches, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=rate, **settings)
+    epochs = sum(map(len, orders)) // len(y)
+    return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
+
+
+def draw_images(count: int) -> Tensor:
+    """Return smooth grey images (count, 1, 8, 8), whose gradients of brightness have different directions."""
+    down, across = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
+    images = [down, across, 1 - down, 1 - across, down * across, (down - across).abs()]
+    return torch.stack(images[:count])[:, None]
+
+
+def measure_error(found: Reconstruction, x: Tensor) -> float:
+    """Return the mean squared error of the assignment of reconstructions to images that has the smallest."""
+    return min(float(mse(found.x[list(order)], x).mean()) for order in permutations(range(len(x))))
+
+
+@pytest.mark.parametrize(
+    ("orders", "settings"),
+    [(((0, 3), (2, 1)), {}), (((0, 3), (2, 1)), {"momentum": 0.9}), (((3, 1), (0, 2), (2, 1), (3, 0)), {}), (((0, 1, 3), (2,)), {})],
+)
+def test_images_of_several_batches_are_recovered_with_their_order(
+    observe: Observe, orders: tuple[tuple[int, ...], ...], settings: dict[str, object]
+) -> None:
+    x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
+    case = Case((observe_batches(observe, x, y, orders, **settings),))
+    (found,) = inverting_gradients(steps=4800)([case], rng=seeded())
+    (alone,) = inverting_gradients(steps=4800, local_steps="one_batch", give_up=0.0)([case], rng=seeded())
+    assert found.evaluations <= 4800
+    assert sorted(found.y.tolist()) == [0, 1, 2, 3]
+    assert measure_error(found, x) < 0.1 * measure_error(alone, x)
+    assert found.evidence["misfit"][0] < alone.evidence["misfit"][0] - 1
