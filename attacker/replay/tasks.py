@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from attacker.attacks import AttackSpec
 from attacker.replay.checkpoints import Origin
@@ -80,18 +81,7 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> "Task":
-        members = json.loads(text)["members"]
-        return cls(
-            members=tuple(
-                TaskCase(
-                    key=member["key"],
-                    rows=tuple((round, client) for round, client in member["rows"]),
-                    labels=None if member["labels"] is None else tuple(member["labels"]),
-                    logits=None if member["logits"] is None else tuple(map(tuple, member["logits"])),
-                )
-                for member in members
-            )
-        )
+        return TypeAdapter(cls).validate_python(json.loads(text))  # converts the lists of JSON into tuples
 
 
 @dataclass

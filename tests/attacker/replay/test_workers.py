@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from attacker.replay.executors.process_pool import choose_workers, run_tasks
 from attacker.replay.executors.ray_cluster import read_parcel, run_remote_task
 from attacker.replay.executors.worker_loop import Interrupt
 from attacker.replay.replay import Replay
-from attacker.replay.tasks import ReplayJob, Task, TaskCase
+from attacker.replay.tasks import Task, TaskCase
 from fedsim.recording import Recording
 
 
@@ -196,17 +197,17 @@ def test_remote_task_without_the_recording_gets_its_files(run: Path, tmp_path: P
     job, recording = here._job, Recording(run / "recording")
     row = recording.read_rows()[0]
     task = Task(members=(TaskCase(key=row.key, rows=((row.round, row.client),)),))
-    away = ReplayJob.from_json(job.to_json().replace(str(run), str(tmp_path / "not there")))
-    assert run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None
-    returned = run_remote_task(away.to_json(), task.to_json(), recording.compute_fingerprint(), read_parcel(recording, task))
+    away = replace(job, recording=str(tmp_path / "not there" / "recording"), folder=str(tmp_path / "not there" / "here"))
+    assert run_remote_task(away, task, recording.compute_fingerprint(), None) is None
+    returned = run_remote_task(away, task, recording.compute_fingerprint(), read_parcel(recording, task))
     assert returned is not None
     outcome, files = returned
-    assert (list(outcome["done"]), list(files)) == ([row.key], [f"{row.key}.safetensors"])
+    assert (list(outcome.done), list(files)) == ([row.key], [f"{row.key}.safetensors"])
     (tmp_path / "back").mkdir()
     for name, content in files.items():
         (tmp_path / "back" / name).write_bytes(content)
         assert torch.equal(Reconstruction.read(tmp_path / "back" / name).x, answers(here.folder)[name].x)
     other = shutil.copytree(run / "recording", tmp_path / "other")
     (other / "manifest.json").write_text((other / "manifest.json").read_text().replace('"digits"', '"digits2"') + " ")
-    elsewhere = ReplayJob.from_json(job.to_json().replace(str(run / "recording"), str(other)))
-    assert run_remote_task(elsewhere.to_json(), task.to_json(), recording.compute_fingerprint(), None) is None
+    elsewhere = replace(job, recording=str(other))
+    assert run_remote_task(elsewhere, task, recording.compute_fingerprint(), None) is None
