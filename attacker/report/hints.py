@@ -1,12 +1,12 @@
 """Hints on what is missing in a run, with the command that creates it if there is one."""
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
 from typing import Any
 
+from attacker.attacks.registry import parse_arguments
 from attacker.scoring.states import FINISHED_STATES, CaseState
 
 Record = dict[str, Any]
@@ -95,7 +95,7 @@ def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None)
     if metadata is None:
         return join(words) + " cpl"
     words.append(str(metadata["attack"]))
-    for key, value in _parse_arguments(str(metadata["spec"])).items():
+    for key, value in parse_arguments(str(metadata["spec"])).items():
         words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
     if metadata["seed"]:
         words += ["--seed", str(metadata["seed"])]
@@ -109,12 +109,3 @@ def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None)
     if ":" in (model := str(metadata.get("run", {}).get("model", ""))):
         words += ["--model", model]
     return join(words)
-
-
-def _parse_arguments(spec: str) -> dict[str, Any]:
-    """Return a dict of the keyword arguments in the text of an attack's specification; {} if it cannot be parsed."""
-    try:
-        call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
-        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}
-    except (SyntaxError, ValueError):
-        return {}
