@@ -71,7 +71,10 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     mismatches = dict.fromkeys(row.mismatch for row in scores if row.mismatch)
     hints += [Hint(f"The scores may be worthless: {words}.") for words in mismatches]
     truth = scored and (folder / "truth").is_dir()
-    hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
+    if all_metadata or scores:
+        hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
+    else:
+        hints.append(describe_unreplayed(requested, recording.manifest.model.name))
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -318,8 +321,6 @@ def _list_hints(
     folder to the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth:
     whether the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
-    if not all_metadata and not scores:
-        return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
         hint

@@ -107,7 +107,7 @@ class Summary:
         return bool(self.cases.get("failed")) and not self.cases.get("done") and not self.cases.get("interrupted")
 
     @property
-    def ways(self) -> str:
+    def routes_text(self) -> str:
         """Return as text how many cases each method reconstructed, the commonest first, such as "5 by linear, 1 by optimisation".
 
         Methods are the names in `routes`: closed forms, a search (`optimisation`), and guesses that do not use the update (`prior
