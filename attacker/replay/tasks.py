@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
 from attacker.attacks import AttackSpec
 from attacker.replay.checkpoints import Origin
@@ -81,7 +80,13 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> "Task":
-        return TypeAdapter(cls).validate_python(json.loads(text))  # converts the lists of JSON into tuples
+        members = json.loads(text)["members"]
+        return cls(members=tuple(TaskCase(**{name: _to_tuple(value) for name, value in member.items()}) for member in members))
+
+
+def _to_tuple(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of its lists."""
+    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value
 
 
 @dataclass
