@@ -43,8 +43,7 @@ import torch
 from scipy.stats import t as student
 from support.compared_libraries import LIBRARY_TABLES
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
-from support.single_cases import make_client
-from support.splits import load_images
+from support.single_cases import make_image_cases
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
@@ -118,7 +117,7 @@ def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: 
     If our search is compiled, the ratios to the time of our uncompiled search are added as well. The other programs are the plain
     loop and, with `has_breaching`, breaching.
     """
-    cases, rows = [case for case, _ in _make_cases(setting.network, max(setting.counts), options)], []
+    (_, cases, _), rows = make_image_cases(options, setting.network, max(setting.counts)), []
     for count, (quick, whole) in setting.counts.items():
         own = replace(setting, compiles=setting.compiles and (not options.quick or count == min(setting.counts)))
         row = _measure(own, cases[:count], quick if options.quick else whole, 1 if options.quick else 3, has_breaching, options)
@@ -129,13 +128,6 @@ def _measure_side_by_side(setting: EngineSetting, has_breaching: bool, summary: 
             if own.compiles:
                 summary[f"{key}_eager"] = row[f"eager_over_{other}"]
     return rows
-
-
-def _make_cases(network: str, count: int, options: Options) -> list[tuple[Case, Tensor]]:
-    """Return `count` pairs: a case that holds the gradient of one image, and this image (C, H, W)."""
-    found = load_images(options, "cifar10", count)
-    one = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
-    return [(one.make_case([(x[None], y[None] % 10)], f"{i}"), x) for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
 def _measure(
@@ -284,9 +276,9 @@ def _measure_equal_settings(has_breaching: bool, options: Options) -> tuple[list
     If breaching is not installed, its row and the comparisons with it are left out.
     """
     count, steps = (2, 2) if options.quick else (QUALITY_IMAGES, QUALITY_STEPS)
-    pairs = _make_cases("resnet20_4", count, options)
-    truth, start = torch.stack([x for _, x in pairs]), _draw_start(pairs[0][0].observations[0].data, options.seed)
-    cases = [replace(case, known_labels=_read_label(case)) for case, _ in pairs]  # breaching is given the labels, too
+    client, cases, truth = make_image_cases(options, "resnet20_4", count)
+    start = _draw_start(client.data, options.seed)
+    cases = [replace(case, known_labels=_read_label(case)) for case in cases]  # breaching is given the labels, too
     sides: dict[str, Callable[[], Tensor]] = {
         "breaching": lambda: torch.stack(_run_breaching(ENGINE_SETTINGS[1], cases, steps, tv=TV_WEIGHT, start=start)),
         "ours": lambda: _reconstruct(_make_equal_attack(steps, options.seed), cases, options),

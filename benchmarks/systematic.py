@@ -32,9 +32,7 @@ compared attacks, `rmse` is never above `rmse_papers`. below_published: share of
 `rmse` is at most `published`. feature_error_flat: `flat` without a defense.
 """
 
-import sys
-
-from support.contract import Options, ResultRow, parse_options, print_results
+from support.contract import Options, ResultRow, parse_options, print_results, show_rows
 from support.systematic.features import make_feature_row
 from support.systematic.grid import BATCHES, FAMILIES, SMALL, make_grid_row
 from support.systematic.paper import FEATURE_DEFENSES, PER_TENSOR
@@ -77,12 +75,9 @@ def make_grid_rows(options: Options) -> list[ResultRow]:
     """
     families = FAMILIES.values() if options.table is None else (FAMILIES[options.table],)
     chosen = [defense for family in families for defense in family if "full" in options.flags or defense in SMALL]
-    rows: list[ResultRow] = []
-    for defense in chosen[:1] if options.quick else chosen:
-        for batch in BATCHES[: 1 if options.quick else None]:
-            rows.append(make_grid_row(options, defense, batch))
-            print(rows[-1], file=sys.stderr, flush=True)
-    return rows
+    if options.quick:
+        return list(show_rows([make_grid_row(options, chosen[0], BATCHES[0])]))
+    return list(show_rows(make_grid_row(options, defense, batch) for defense in chosen for batch in BATCHES))
 
 
 def summarise(rows: list[ResultRow]) -> ResultRow:

@@ -1,6 +1,23 @@
-"""Whether processes that a test has started still run."""
+"""Whether processes that a test has started still run, and waiting for what they do."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], describe: Callable[[], object] | str = "", *, seconds: float = 300) -> T:
+    """Wait until `condition()` is true and return its value; after the time limit, fail with the description.
+
+    The default time limit is generous for busy machines.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, describe if isinstance(describe, str) else describe()
+        time.sleep(0.02)
+    return found
 
 
 def is_alive(pid: int) -> bool:

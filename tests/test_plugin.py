@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import wait_until
 from typer.testing import CliRunner
 
 import fedleak
@@ -104,10 +104,7 @@ def run_job(root: Path) -> object:
     background.start()
     try:
         job = components.queue.submit(JobSpec(recording="discs", attack="first_layer", arguments={"row": "largest"}))
-        until = time.monotonic() + 240
-        while components.queue.get(job.id).state not in FINAL_STATES:
-            assert time.monotonic() < until, components.queue.get(job.id)
-            time.sleep(0.1)
+        wait_until(lambda: components.queue.get(job.id).state in FINAL_STATES, lambda: components.queue.get(job.id))
         return components.queue.get(job.id)
     finally:
         background.stop()

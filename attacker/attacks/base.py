@@ -193,8 +193,8 @@ def find_unmet(attack: Attack, case: Case) -> list[str]:
 def explain_refusal(attack: Attack, case: Case) -> str:
     """Return one message with all reasons why `attack` cannot work on `case`, and hints on arguments that help; "" if it can."""
     missing = _find_missing(attack, case)
-    mends = [need.mend for need in missing if need.mend]
-    return "; ".join([_explain(need, case) for need in missing] + mends)
+    hints = [need.hint for need in missing if need.hint]
+    return "; ".join([_explain(need, case) for need in missing] + hints)
 
 
 def _find_missing(attack: Attack, case: Case) -> list[Need]:

@@ -85,9 +85,9 @@ class Need(Enum):
         return _has_trained_head(first)
 
     @property
-    def mend(self) -> str:
+    def hint(self) -> str:
         """A hint on which argument of the attack removes the need, such as "--set tv=0 leaves it out"; "" if there is none."""
-        return _MENDS.get(self, "")
+        return _HINTS.get(self, "")
 
 
 def _has_trained_head(observation: Observation) -> bool:
@@ -101,7 +101,7 @@ def _has_trained_head(observation: Observation) -> bool:
 
 NEEDS_OF_FILES = frozenset({Need.CANDIDATES, Need.PUBLIC_IMAGES})
 """Needs for images in a file of the user's."""
-_MENDS = {
+_HINTS = {
     Need.LINEAR_HEAD: "`dlg` and `cpl --set label_rule=joint` search for labels instead",
     Need.IMAGE_PRIOR: "--set tv=0 leaves it out",
     Need.GAUSSIAN_LAYER: "--set matched=head uses the last layer of any network",

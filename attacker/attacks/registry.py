@@ -1,5 +1,6 @@
 """The registry of attacks (names with the functions that build them), and `AttackSpec`, an attack's name with its arguments."""
 
+import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -43,6 +44,9 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry(
     },
 )
 
+NULL_SUFFIX = " without gradient"
+"""End of the text of an `AttackSpec` of a null."""
+
 
 def explain_unusable(name: str) -> str:
     """Return the error message if building the attack `name` with default arguments, or reading its needs, fails; "" otherwise.
@@ -78,7 +82,7 @@ class AttackSpec:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}={value!r}" for key, value in sorted(self.arguments.items()))
-        return f"{self.name}({shown})" + (" without gradient" if self.null else "")
+        return f"{self.name}({shown})" + (NULL_SUFFIX if self.null else "")
 
     @property
     def knows_defense(self) -> bool:
@@ -98,6 +102,15 @@ class AttackSpec:
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
         return BlindedNull(attack.null()) if self.null else attack
+
+
+def parse_arguments(spec: str) -> dict[str, Any]:
+    """Return the arguments in the text of an `AttackSpec`, also of an unregistered attack; {} if the text cannot be parsed."""
+    try:
+        call = ast.parse(spec.removesuffix(NULL_SUFFIX), mode="eval").body
+        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {}
 
 
 def _check_value(what: str, value: Any, default: Any) -> None:

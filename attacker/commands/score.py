@@ -246,7 +246,7 @@ def _describe_cases(summary: "Summary") -> list[str]:
     finished = sum(summary.cases.values()) - sum(summary.cases.get(state, 0) for state in UNFINISHED_STATES)
     states = f"{finished} of {sum(summary.cases.values())} cases finished, {left}" if left else ""
     surplus = f"{summary.surplus} surplus candidates left out" if summary.surplus else ""
-    return [text for text in (summary.ways, states, surplus) if text]
+    return [text for text in (summary.routes_text, states, surplus) if text]
 
 
 def _format_quality(summary: "Summary") -> str:
@@ -282,16 +282,14 @@ def _find_sources(folder: Path) -> tuple[Path, list[Path]]:
 
 def _suggest_replay(run: Path) -> str:
     """Return a command line that attacks `run`, with --model if the network's code is not part of this project."""
-    from shlex import join
-
+    from attacker.report.hints import make_replay_command
     from fedsim.recording import Manifest, find_recording
 
-    words = ["attacker", "replay", str(run), "--attack", "cpl"]
     try:
         name = Manifest.read(find_recording(run) / "manifest.json").model.name
     except (ValueError, OSError):  # the suggested command will report the damaged manifest
         name = ""
-    return join([*words, "--model", name] if ":" in name else words)
+    return make_replay_command(run, model=name)
 
 
 def _find_run(reconstructions: Path) -> Path:

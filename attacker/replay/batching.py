@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from itertools import groupby
 from math import ceil
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from attacker.attacks.base import Effort
 from attacker.attacks.simulation.client import choose_simulated_steps
 from attacker.replay.cases import PlannedCase
+from attacker.replay.executors.process_usage import read_memory_limit
 from fedsim import models
 from fedsim.recording import Manifest
 
@@ -172,13 +172,10 @@ def divide_memory(device: str) -> tuple[float, int]:
 
 
 def read_memory(device: str) -> int:
-    """Return the total memory of a device in bytes; for the CPU, at most the memory limit of this container (cgroup v2)."""
+    """Return the total memory of a device in bytes; for the CPU, at most the memory limit of this container."""
     if device.startswith("cuda"):
         return int(torch.cuda.get_device_properties(torch.device(device)).total_memory)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdigit() else total
+    return read_memory_limit()
 
 
 def count_activations(model: nn.Module, shape: tuple[int, ...]) -> int:

@@ -1,12 +1,10 @@
 """Cases (observations that are attacked together) of a replay, planned from the rows of a recording before any is attacked."""
 
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from attacker.attacks import Attack, Case
 from attacker.attacks.base import explain_refusal
@@ -16,7 +14,6 @@ from attacker.attacks.nulls import BlindedNull
 from attacker.replay.example_counts import add_estimate
 from fedsim.recording import Observation, Recording, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.safe_files import shorten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,22 +156,6 @@ def _explain_unusable(recording: Recording, row: Row, attack: Attack) -> str:
     return find_bad_numbers(observation) or explain_refusal(attack, Case((seen,)))
 
 
-def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
-    """Return the first way in which weights differ in name or shape from a model's parameters, or "" if they do not.
-
-    shapes: shapes of all parameters by name. required: names that `weights` must have; a parameter that layers share has further
-    names.
-    """
-    for name in sorted(weights.keys() | required):
-        if name not in weights:
-            return f"{shorten(name)} is missing, a parameter of the model"
-        if name not in shapes:
-            return f"{shorten(name)} is not a parameter of the model"
-        if tuple(weights[name].shape) != shapes[name]:
-            return f"{shorten(name)} has shape {tuple(weights[name].shape)}, but {shapes[name]} in the model"
-    return ""
-
-
 def find_bad_numbers(observation: Observation) -> str:
     """Return a sentence on values of an observation that attacks cannot use, or "" if there are none.
 
@@ -195,51 +176,3 @@ def find_bad_numbers(observation: Observation) -> str:
         if long := next((name for name, t in tensors.items() if not torch.isfinite(t.square().sum())), ""):
             return f"round {observation.round}: the {words} values so large that their squares overflow, in {long}"
     return ""
-
-
-def make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) -> dict[str, Any]:
-    """Return the entry of a case in `attack.json`.
-
-    whole: whether the case holds the usable rounds of a client, or of all clients. If True, the entry has three more keys:
-    `rounds`, a list of pairs of round and attempt (a number that increases if a resumed federation records the round again);
-    `left_out`, the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack
-    does not see the names of clients, only scoring reads `cohorts`. `num_examples` is then the sum over all rounds, or None if
-    one of the numbers is unknown, and `codec` lists the codecs of all rounds.
-    """
-    first, sizes = case.rows[0], [row.num_examples for row in case.rows]
-    entry = {**make_row_entry(recording, first), "key": case.key}
-    if not whole:
-        return entry
-    if case.unnamed:
-        entry["client"] = UNNAMED_CLIENT
-    cohorts: dict[tuple[int, int], list[str]] = {}
-    for row in case.rows:
-        cohorts.setdefault((row.round, row.attempt), []).extend(_list_cohort(recording, row))
-    return {
-        **entry,
-        "rounds": [list(place) for place in cohorts],
-        "num_examples": None if None in sizes else sum(size for size in sizes if size is not None),
-        "codec": ", ".join(sorted({str(row.codec) for row in case.rows})),
-        "left_out": [list(omitted) for omitted in case.left_out],
-        "cohorts": list(cohorts.values()),
-    }
-
-
-def make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
-    """Return the entry in `attack.json` of one row (a client in a round). A row without an update has an entry, too."""
-    return {
-        "key": row.key,
-        "round": row.round,
-        "client": row.client,
-        "attempt": row.attempt,
-        "num_examples": row.num_examples,
-        "codec": row.codec,
-        "status": row.status,
-        "reason": row.reason,
-        "cohort": _list_cohort(recording, row),
-    }
-
-
-def _list_cohort(recording: Recording, row: Row) -> list[str]:
-    """Return the clients that a row's update depends on: the clients of a secure sum, or else the row's own client."""
-    return list(recording.list_summed(row.round)) if row.client == SUM_CLIENT else [row.client]

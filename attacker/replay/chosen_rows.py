@@ -1,13 +1,14 @@
 """The rows of a recording that a replay attacks, and checks of the user's choice of rounds and clients."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from attacker.replay.cases import explain_misfit
-from attacker.replay.metadata import join_names
+from torch import Tensor
+
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
+from fedsim.recording.safe_files import shorten
 from fedsim.recording.selection import Rounds, complete_names
 
 
@@ -72,7 +73,7 @@ class ChosenRows:
         rows = self._read_all()
         if unknown := sorted(clients - {row.client for row in rows}):
             names = sorted({row.client for row in rows} - {SUM_CLIENT})
-            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {join_names(names)}")
+            raise ValueError(f"{self.recording.folder} holds no client {unknown[0]!r}. Its clients: {_join_names(names)}")
         if self.rounds and not self.rounds & {row.round for row in rows}:
             known = str(Rounds.of(row.round for row in rows)) or "none"
             raise ValueError(f"{self.recording.folder} holds no round {Rounds.of(self.rounds)}. Its rounds: {known}")
@@ -100,3 +101,24 @@ class ChosenRows:
 
     def _read_all(self) -> list[Row]:
         return self.recording.read_rows(on_damage=lambda error: None)
+
+
+def explain_misfit(weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], required: Set[str]) -> str:
+    """Return the first way in which weights differ in name or shape from a model's parameters, or "" if they do not.
+
+    shapes: shapes of all parameters by name. required: names that `weights` must have; a parameter that layers share has further
+    names.
+    """
+    for name in sorted(weights.keys() | required):
+        if name not in weights:
+            return f"{shorten(name)} is missing, a parameter of the model"
+        if name not in shapes:
+            return f"{shorten(name)} is not a parameter of the model"
+        if tuple(weights[name].shape) != shapes[name]:
+            return f"{shorten(name)} has shape {tuple(weights[name].shape)}, but {shapes[name]} in the model"
+    return ""
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Return the first ten names as text, separated by commas, and how many more there are."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

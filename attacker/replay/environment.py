@@ -1,12 +1,13 @@
 """Facts about the environment of a computation: package versions, machine and commit of the code."""
 
-import os
 import platform
 import subprocess
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from attacker.replay.executors.process_usage import count_cores
 
 VERSIONED_PACKAGES = ("fedleak", "torch", "torchvision", "numpy", "flwr", "lpips")
 SOURCE_ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def _describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: _read_version(package) for package in VERSIONED_PACKAGES},
         "processor": _read_processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": count_cores(),
         "commit": read_commit(SOURCE_ROOT),
     }
 

@@ -8,14 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.cases import Plan, make_case_entry, make_row_entry
+from attacker.attacks.cases import UNNAMED_CLIENT
+from attacker.replay.cases import Plan, PlannedCase
 from attacker.replay.code_version import identify_version
 from attacker.replay.identity import Identity
 from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.results import get_run_folder, is_done
 from fedsim import models
-from fedsim.recording import DamagedFile, Manifest, Recording
+from fedsim.recording import DamagedFile, Manifest, Recording, Row
 from fedsim.recording.files import hold_lock, write_bytes
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +38,8 @@ def write_metadata(
     withheld: names of what the server sees and the attack was not given, such as "client names".
     """
     spec = identity.spec
-    entries = [make_row_entry(recording, row) for row in plan.idle]
-    entries += [make_case_entry(recording, case, whole=plan.whole) for case in plan.cases]
+    entries = [_make_row_entry(recording, row) for row in plan.idle]
+    entries += [_make_case_entry(recording, case, whole=plan.whole) for case in plan.cases]
     settings = {
         "attack": spec.name,
         "spec": str(spec),
@@ -64,6 +66,54 @@ def write_metadata(
         cases = listed | {case["key"]: case for case in entries}
         write_bytes(path, _to_json({**settings, "code": codes}, [cases[key] for key in sorted(cases)]), below=below)
     return codes
+
+
+def _make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) -> dict[str, Any]:
+    """Return the entry of a case in `attack.json`.
+
+    whole: whether the case holds the usable rounds of a client, or of all clients. If True, the entry has three more keys:
+    `rounds`, a list of pairs of round and attempt (a number that increases if a resumed federation records the round again);
+    `left_out`, the omitted rounds; and `cohorts`, for each of the `rounds` the clients that its updates depend on. If the attack
+    does not see the names of clients, only scoring reads `cohorts`. `num_examples` is then the sum over all rounds, or None if
+    one of the numbers is unknown, and `codec` lists the codecs of all rounds.
+    """
+    first, sizes = case.rows[0], [row.num_examples for row in case.rows]
+    entry = {**_make_row_entry(recording, first), "key": case.key}
+    if not whole:
+        return entry
+    if case.unnamed:
+        entry["client"] = UNNAMED_CLIENT
+    cohorts: dict[tuple[int, int], list[str]] = {}
+    for row in case.rows:
+        cohorts.setdefault((row.round, row.attempt), []).extend(_list_cohort(recording, row))
+    return {
+        **entry,
+        "rounds": [list(place) for place in cohorts],
+        "num_examples": None if None in sizes else sum(size for size in sizes if size is not None),
+        "codec": ", ".join(sorted({str(row.codec) for row in case.rows})),
+        "left_out": [list(omitted) for omitted in case.left_out],
+        "cohorts": list(cohorts.values()),
+    }
+
+
+def _make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
+    """Return the entry in `attack.json` of one row (a client in a round). A row without an update has an entry, too."""
+    return {
+        "key": row.key,
+        "round": row.round,
+        "client": row.client,
+        "attempt": row.attempt,
+        "num_examples": row.num_examples,
+        "codec": row.codec,
+        "status": row.status,
+        "reason": row.reason,
+        "cohort": _list_cohort(recording, row),
+    }
+
+
+def _list_cohort(recording: Recording, row: Row) -> list[str]:
+    """Return the clients that a row's update depends on: the clients of a secure sum, or else the row's own client."""
+    return list(recording.list_summed(row.round)) if row.client == SUM_CLIENT else [row.client]
 
 
 def _read_written(path: Path) -> dict[str, Any]:
@@ -115,8 +165,3 @@ def list_network_limits(manifest: Manifest) -> list[str]:
     except ValueError:
         return []
     return models.list_unsimulated(network, manifest.training, manifest.data)
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the first ten names as text, separated by commas, and how many more there are."""
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim.recording.manifest import check_name
+from fedsim.recording.manifest import Manifest, check_name
 from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, read_json, shorten
 from fedsim.recording.writer import is_plain
@@ -59,6 +59,15 @@ def read_metadata(path: Path, *, below: Path | None = None) -> dict[str, Any]:
     except ValueError as error:
         raise DamagedFile(path, str(error)) from None
     return dict(facts)
+
+
+def find_other_recording(metadata: Mapping[str, Any], manifest: Manifest) -> str:
+    """Return the setting, "name" or "created", that shows that an attack was on another recording; "" if none does.
+
+    metadata: content of its `attack.json`. manifest: manifest of the recording.
+    """
+    run = metadata["run"]
+    return next((key for key in ("name", "created") if key in run and run[key] != getattr(manifest, key)), "")
 
 
 def _check_metadata(facts: Any) -> None:

@@ -81,17 +81,12 @@ class Task:
     @classmethod
     def from_json(cls, text: str) -> "Task":
         members = json.loads(text)["members"]
-        return cls(
-            members=tuple(
-                TaskCase(
-                    key=member["key"],
-                    rows=tuple((round, client) for round, client in member["rows"]),
-                    labels=None if member["labels"] is None else tuple(member["labels"]),
-                    logits=None if member["logits"] is None else tuple(map(tuple, member["logits"])),
-                )
-                for member in members
-            )
-        )
+        return cls(members=tuple(TaskCase(**{name: _to_tuple(value) for name, value in member.items()}) for member in members))
+
+
+def _to_tuple(value: Any) -> Any:
+    """Return a value of JSON with tuples in place of its lists."""
+    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value
 
 
 @dataclass

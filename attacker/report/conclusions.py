@@ -40,7 +40,7 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
     success, labels = _of(summary.success), _of(summary.label_success)
     order = (
         not summary.has_failed,
-        not _is_gone(summary),
+        not _is_indistinguishable(summary),
         success.value,
         summary.verdict is not None and summary.verdict.leaks,
         labels.value,
@@ -50,7 +50,7 @@ def _rank_strength(summary: Summary) -> tuple[bool, bool, float, bool, float, bo
     return *order, summary.psnr.value if summary.psnr else 0.0
 
 
-def _is_gone(summary: Summary) -> bool:
+def _is_indistinguishable(summary: Summary) -> bool:
     return summary.verdict is not None and summary.verdict.outcome.startswith("not distinguishable")
 
 
@@ -75,7 +75,7 @@ def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
     under = describe_protection(manifest)
     text = (f"under {under}, " if under else "") + _describe_attack(winner, manifest)
     others = len(fair) - 1
-    if others and all(map(_is_gone, fair)):
+    if others and all(map(_is_indistinguishable, fair)):
         rest = "The other attack is not" if others == 1 else f"None of the {others} other attacks is"
         text += f". {rest} distinguishable from its null either"
     if failed := len(every) - len(fair):
@@ -95,7 +95,7 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
     if found.outcome == "partly leaked":
         more = "; ".join(comparison.words for comparison in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
         return f"{name} finds more than its null does: {more}. It {facts}"
-    if _is_gone(summary):
+    if _is_indistinguishable(summary):
         return f"{name} is {found.outcome}: it {facts}. {found.caveat}"
     return f"{name} {facts}; {found.words}"
 

@@ -63,12 +63,12 @@ class Example:
         return self.case, self.rounds, self.batch, self.position, self.index
 
     @property
-    def rightly(self) -> tuple[int, ...]:
+    def rounds_right(self) -> tuple[int, ...]:
         """The rounds in `claimed` in which the example was used; () if `claimed` is None."""
         return tuple(round for round in self.claimed or () if round in self.rounds)
 
     @property
-    def wrongly(self) -> tuple[int, ...]:
+    def rounds_wrong(self) -> tuple[int, ...]:
         """The rounds in `claimed` in which the example was not used; () if `claimed` is None."""
         return tuple(round for round in self.claimed or () if round not in self.rounds)
 
@@ -121,7 +121,7 @@ class AttackOnRun:
         return bool(self.states.get("failed")) and not self.states.get("done") and not self.states.get("interrupted")
 
     @property
-    def said(self) -> list[tuple[str, int]]:
+    def counted_notes(self) -> list[tuple[str, int]]:
         """The attack's notes on cases of one round, with their numbers of occurrences, most frequent first.
 
         Notes that differ only in the numbers within them are counted together, and the first of them is returned. Equal notes on

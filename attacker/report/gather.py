@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from attacker.attacks.registry import NULL_SUFFIX
 from attacker.reconstruction import Reconstruction
-from attacker.replay.metadata_reader import read_metadata
+from attacker.replay.metadata_reader import find_other_recording, read_metadata
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
 from attacker.report.hints import (
@@ -70,7 +71,10 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     mismatches = dict.fromkeys(row.mismatch for row in scores if row.mismatch)
     hints += [Hint(f"The scores may be worthless: {words}.") for words in mismatches]
     truth = scored and (folder / "truth").is_dir()
-    hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
+    if all_metadata or scores:
+        hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
+    else:
+        hints.append(describe_unreplayed(requested, recording.manifest.model.name))
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -133,10 +137,7 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
         except ValueError as error:
             hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
-        if all(
-            metadata.get("run", {}).get(key, expected) == expected
-            for key, expected in (("name", manifest.name), ("created", manifest.created))
-        ):
+        if not find_other_recording(metadata, manifest):
             found[path.parent.name] = metadata
     return found
 
@@ -234,7 +235,7 @@ def _collect_unscored(
         reconstructions / name
         for name, other in all_metadata.items()
         if other["null"]
-        and other["spec"] == f"{metadata['spec']} without gradient"
+        and other["spec"] == metadata["spec"] + NULL_SUFFIX
         and other["seed"] == metadata["seed"]
         and other["knows_defense"] == metadata["knows_defense"]
         and all(other.get(key, "") == metadata.get(key, "") for key in ("network_code", "attack_code"))
@@ -320,8 +321,6 @@ def _list_hints(
     folder to the content of its attack.json. states: dict from that name to a dict from the key of each case to its state. truth:
     whether the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
-    if not all_metadata and not scores:
-        return [describe_unreplayed(recording)]
     scored = {(row.source, row.case): row.state for row in scores}
     undone = [
         hint

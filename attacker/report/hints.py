@@ -1,12 +1,12 @@
 """Hints on what is missing in a run, with the command that creates it if there is one."""
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
 from typing import Any
 
+from attacker.attacks.registry import parse_arguments
 from attacker.scoring.states import FINISHED_STATES, CaseState
 
 Record = dict[str, Any]
@@ -23,9 +23,9 @@ class Hint:
     command: str = ""
 
 
-def describe_unreplayed(recording: Path) -> Hint:
-    """Return the hint that no attack was run on a recording, with the command that runs the attack `cpl`."""
-    return Hint("No attack was replayed on this recording yet.", make_replay_command(recording))
+def describe_unreplayed(recording: Path, model: str) -> Hint:
+    """Return the hint that no attack was run on a recording, with the command that runs the attack `cpl`. model: its network."""
+    return Hint("No attack was replayed on this recording yet.", make_replay_command(recording, model=model))
 
 
 def list_unfinished(
@@ -82,39 +82,28 @@ def make_score_command(folder: Path) -> str:
     return join(["attacker", "score", str(folder)])
 
 
-def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None) -> str:
+def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None, *, model: str = "") -> str:
     """Return the command that replays an attack and its null, skipping cases that have a complete reconstruction.
 
     It repeats the attack's arguments, its seed, the oracles of labels and logits, and a model from outside this project, but no
     other options.
 
     folder: folder of the recording. metadata: content of the attack's attack.json; None for the attack named `cpl` with its
-    defaults.
+    defaults, and then `model` is the recording's network.
     """
     words = ["attacker", "replay", str(folder), "--attack"]
     if metadata is None:
-        return join(words) + " cpl"
-    words.append(str(metadata["attack"]))
-    for key, value in _parse_arguments(str(metadata["spec"])).items():
-        words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
-    if metadata["seed"]:
-        words += ["--seed", str(metadata["seed"])]
-    oracles = metadata.get(
-        "asked_oracles", metadata["oracles"]
-    )  # a null gets none, but its folder is that of a replay with oracles
-    for oracle in ("labels", "logits"):  # others belong to the attack itself
-        if oracle in oracles:
-            words += ["--oracle", oracle]
-    # code outside this project is imported only if the command names it
-    if ":" in (model := str(metadata.get("run", {}).get("model", ""))):
+        words.append("cpl")
+    else:
+        words.append(str(metadata["attack"]))
+        for key, value in parse_arguments(str(metadata["spec"])).items():
+            words += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        if metadata["seed"]:
+            words += ["--seed", str(metadata["seed"])]
+        # a null gets no oracles, but its folder is that of a replay with oracles
+        oracles = metadata.get("asked_oracles", metadata["oracles"])
+        words += [word for oracle in ("labels", "logits") if oracle in oracles for word in ("--oracle", oracle)]  # not its own
+        model = str(metadata.get("run", {}).get("model", ""))
+    if ":" in model:  # code outside this project is imported only if the command names it
         words += ["--model", model]
     return join(words)
-
-
-def _parse_arguments(spec: str) -> dict[str, Any]:
-    """Return a dict of the keyword arguments in the text of an attack's specification; {} if it cannot be parsed."""
-    try:
-        call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
-        return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if isinstance(call, ast.Call) else {}
-    except (SyntaxError, ValueError):
-        return {}

@@ -35,7 +35,7 @@ class LinkedCase:
     several: int = 0
 
     @property
-    def which(self) -> str:
+    def rounds_text(self) -> str:
         """The field `rounds` as text, such as "1 to 3, 7"."""
         return str(Rounds.of(self.rounds)).replace("-", " to ").replace(",", ", ")
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
+from attacker.attacks.registry import NULL_SUFFIX
 from attacker.scoring.row_pairs import PSNR_OF_8_BITS, average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
@@ -106,7 +107,7 @@ class Summary:
         return bool(self.cases.get("failed")) and not self.cases.get("done") and not self.cases.get("interrupted")
 
     @property
-    def ways(self) -> str:
+    def routes_text(self) -> str:
         """Return as text how many cases each method reconstructed, the commonest first, such as "5 by linear, 1 by optimisation".
 
         Methods are the names in `routes`: closed forms, a search (`optimisation`), and guesses that do not use the update (`prior
@@ -140,7 +141,7 @@ def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, bool, str, str]:
     It consists of the run, the attack with arguments, the seed, whether the attack models the defense, and the row's digests of
     the network's and the attack's code, "" for code that is part of this project.
     """
-    spec = row.spec.removesuffix(" without gradient")
+    spec = row.spec.removesuffix(NULL_SUFFIX)
     return row.run, spec, row.seed, row.knows_defense, row.network_code, row.attack_code
 
 

@@ -6,13 +6,13 @@ batch-norm statistics of the clients. F: a server that changes the model. G: F w
 its own.
 """
 
-import ast
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Literal
 
 from attacker.attacks.learned.enhancer import BUILT_IN_ENHANCERS, NO_ENHANCER
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.needs import GAUSSIAN_LAYER_ADDED, MALICIOUS_SERVER
+from attacker.attacks.registry import parse_arguments
 
 ThreatClass = Literal["C", "D", "E", "F"]
 """Classes that attacks of this project can have. These attacks know the settings of local training, which the server prescribes,
@@ -72,13 +72,5 @@ def _has_other_prior(spec: str) -> bool:
 
     spec: the attack with its arguments, as text.
     """
-    try:
-        call = ast.parse(spec.removesuffix(" without gradient"), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    if not isinstance(call, ast.Call):
-        return False
-    given = {
-        keyword.arg: keyword.value.value for keyword in call.keywords if keyword.arg and isinstance(keyword.value, ast.Constant)
-    }
-    return any(argument in given and given[argument] not in values for argument, values in BUILT_IN_PRIORS.items())
+    given = parse_arguments(spec)
+    return any(argument in given and str(given[argument]) not in values for argument, values in BUILT_IN_PRIORS.items())

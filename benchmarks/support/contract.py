@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from attacker.replay.environment import describe_environment
 from attacker.sweep.run import exit_with_parent
 
 VERSIONED_PACKAGES = ("torch", "numpy", "flwr")
@@ -123,13 +124,16 @@ def prepare_worker() -> None:
 
 def describe_machine() -> str:
     """Return the name of the processor, the number of logical cores and, if there is a CUDA device, its name, as one text."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0] if names else cpu
+    cpu = describe_environment()["processor"]
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{cpu}, {os.cpu_count()} cores{gpu}"
+
+
+def show_rows(rows: Iterable[ResultRow]) -> Iterator[ResultRow]:
+    """Yield the rows of a table, and print each on stderr as soon as it is there."""
+    for row in rows:
+        print(row, file=sys.stderr, flush=True)
+        yield row
 
 
 def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, Any], options: Options) -> None:

@@ -12,7 +12,8 @@ from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
 from fedsim.training.local import evaluate, train
-from support.splits import Images
+from support.contract import Options
+from support.splits import Images, load_images
 
 LocalBatch = tuple[Tensor, Tensor]
 """Examples x and labels y of one local step."""
@@ -100,6 +101,14 @@ class LocalClient:
         """
         examples = sum(len(y) for _, y in batches) // (self.training.epochs or 1)
         return Case((self.observe(self.compute_update(batches), 1, key, (), examples, defense, noise_seed=noise_seed),))
+
+
+def make_image_cases(options: Options, network: str, count: int) -> tuple[LocalClient, list[Case], Tensor]:
+    """Return a client, `count` cases of one CIFAR-10 image each, and these images (count, C, H, W)."""
+    found = load_images(options, "cifar10", count)
+    client = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
+    cases = [client.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
+    return client, cases, found.x
 
 
 def make_client(

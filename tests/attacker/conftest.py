@@ -4,17 +4,15 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from observations import make_observation
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case
-from defenses import DefenseSpec
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec, Observation
 
 Observe = Callable[..., Observation]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells ignore SIGINT
@@ -22,29 +20,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells ig
 
 @pytest.fixture
 def observe() -> Observe:
-    """Function that returns the observation of one client that takes one step on each of the given batches (x, y)."""
+    """Function that returns the observation of one client that takes one step on each of the given batches (x, y).
 
-    def make(
-        *batches: tuple[Tensor, Tensor],
-        model: ModelSpec,
-        data: DataSpec,
-        learning_rate: float = 0.1,
-        momentum: float = 0.0,
-        defense: str = "",
-        client: str = "c",
-        seed: int = 0,
-        weights: dict[str, Tensor] | None = None,
-    ) -> Observation:
-        network = models.build(model, data, seed=seed)
-        weights = weights or {name: p.detach() for name, p in network.named_parameters()}
-        size = len(batches[0][1])
-        training = Training(learning_rate=learning_rate, batch_size=size, steps=len(batches), momentum=momentum)
-        update = train(network, weights, batches, training, data).update
-        spec = DefenseSpec.parse(defense)
-        built = spec.build()
-        sent, _ = built.apply(update, built.init(update), torch.Generator().manual_seed(99))
-        facts = {"client": client, "defense": defense, "num_examples": sum(len(y) for _, y in batches)}
-        return make_observation(sent, weights, model=model, data=data, training=training, **facts)
+    Further arguments are those of `observe_rounds`.
+    """
+
+    def make(*batches: tuple[Tensor, Tensor], **settings: Any) -> Observation:
+        return observe_rounds([batches], noise_seed=98, **settings).observations[0]
 
     return make
 

@@ -5,12 +5,12 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import wait_until
 from typer.testing import CliRunner
 
 from fedsim.cli import app
@@ -44,18 +44,12 @@ def test_an_interrupted_run_ends_all_processes_that_it_started(tmp_path: Path, w
     environment = {**os.environ, "TMPDIR": str(tmp_path), "FEDLEAK_MARK": mark}
     command = [*PROGRAM, "e.toml", "--engine", "deployment", "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 300
-    while len(marked(mark)) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: len(marked(mark)) >= 3)
     process.send_signal(signal.SIGINT)
     _, words = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "interrupted" in words
-    deadline = time.monotonic() + 30
-    while marked(mark):  # killed processes may take a moment to disappear
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_until(lambda: not marked(mark), seconds=30)  # killed processes may take a moment to disappear
     assert list(tmp_path.glob("fedleak-*")) == []
 
 

@@ -6,13 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from processes import wait_until
 
 COMMANDS = Path(sys.executable).parent
 START = 240.0
@@ -37,7 +38,7 @@ def serving(root: Path, *options: str, port: int | None = None) -> Iterator[str]
         process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment())
     try:
         address = f"http://127.0.0.1:{port}/"
-        wait_for(lambda: answers(address, process), START)
+        wait_until(lambda: answers(address, process), seconds=START)
         yield address
     finally:
         process.send_signal(signal.SIGINT)
@@ -60,13 +61,6 @@ def asked(address: str, path: str) -> Any:
     """Return the service's JSON response to a request that does not come from the page."""
     with urllib.request.urlopen(f"{address}api/v1/{path}", timeout=10) as answer:
         return json.load(answer)
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
 
 
 def free_port() -> int:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from fake import JOBS_REFUSED, Fake, grid, job, listed, recording
 from made_up import filled
-from page_service import wait_for
 from page_watched import Opening
 from playwright.sync_api import Page, expect
+from processes import wait_until
 
 pytestmark = pytest.mark.page
 
@@ -137,7 +137,7 @@ def test_response_older_than_an_event_is_ignored(answer: str, fake: Fake, opened
 
     def late_response(query: dict[str, str]) -> Any:
         """Return the state at the time of the request, after the event of the job's end."""
-        wait_for(lambda: fake.streams)
+        wait_until(lambda: fake.streams)
         time.sleep(0.3)
         fake.tell("job", job("1", **DONE))
         time.sleep(0.5)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from fake import Fake, job, listed, recording
-from page_service import wait_for
 from page_watched import Opening
 from playwright.sync_api import expect
+from processes import wait_until
 
 pytestmark = pytest.mark.page
 
@@ -43,9 +43,9 @@ def test_dialog_opened_while_the_page_loads_lists_the_runs(fake: Fake, opened: O
     fake.before_stream = lambda: connected.wait(SECONDS)
     page = opened(fake.address, expected=("404",))
     page.get_by_role("button", name="New attack").press("Enter")
-    wait_for(lambda: len(requests) == 1)
+    wait_until(lambda: len(requests) == 1)
     connected.set()
-    wait_for(lambda: len(requests) == 2)
+    wait_until(lambda: len(requests) == 2)
     with page.expect_response("**/recordings"):
         first.set()
     last.set()

@@ -66,11 +66,11 @@ class RoutedCase:
 
     def is_better(self, missed: float) -> bool:
         """Return whether the answer is kept in place of a final one with the distance `missed`, which is not exact."""
-        near = self.missed <= min(missed, NEAR_DISTANCE) and not self.open
+        near = self.missed <= min(missed, NEAR_DISTANCE) and not self.is_ambiguous
         return self.exact or near or (missed > EXACT_DISTANCE and self.reads_example)
 
     @property
-    def open(self) -> bool:
+    def is_ambiguous(self) -> bool:
         """Whether, by count of equations, other inputs have the same gradient as the answer; another route may then do better."""
         return self.answer is not None and self.answer.determined < 1
 
@@ -105,14 +105,14 @@ class Routing:
     def answer(self) -> None:
         """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
 
-        Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique (`RoutedCase.open`).
-        None is tried on updates of another optimiser than stated.
+        Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique
+        (`RoutedCase.is_ambiguous`). None is tried on updates of another optimiser than stated.
         """
         for row, reason in self._refused.items():
             self.found[row].reasons["optimiser"] = reason
         able = [(row, found) for row, found in enumerate(self.found) if row not in self._refused]
         for i, route in enumerate(self.routes):
-            pending = [row for row, found in able if not found.final and (not found.exact or found.open)]
+            pending = [row for row, found in able if not found.final and (not found.exact or found.is_ambiguous)]
             if pending:
                 if self.progress is not None:
                     self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
@@ -133,9 +133,9 @@ class Routing:
 
         A new answer replaces the present one in three cases: its gradient is nearer to the observed one, unless it is not exact
         and the present one is read off (`RoutedCase.reads_example`); it is exact, and the present one has fewer independent
-        equations than unknowns, so that it is not unique (`open`); or no search may start from it (`final`), and the present one
-        is not better (`RoutedCase.is_better`). Answers with NaN or infinite values are dropped. If the route raises an error, its
-        message is stored in `RoutedCase.reasons` of these cases.
+        equations than unknowns, so that it is not unique (`is_ambiguous`); or no search may start from it (`final`), and the
+        present one is not better (`RoutedCase.is_better`). Answers with NaN or infinite values are dropped. If the route raises
+        an error, its message is stored in `RoutedCase.reasons` of these cases.
         """
         try:
             self._apply(route, pending)
@@ -159,7 +159,7 @@ class Routing:
             if not len(answer.x):
                 found.reasons = {route: "; ".join(answer.notes), **found.reasons}
             elif bool(torch.isfinite(answer.x).all()) and (
-                (found.open and missed <= EXACT_DISTANCE)
+                (found.is_ambiguous and missed <= EXACT_DISTANCE)
                 or (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))
                 or (answer.final and not found.is_better(missed))
             ):

@@ -31,19 +31,16 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read_memory_limit() -> float | None:
-    """Return how much memory, in megabytes, this process and its children may use; None if the system does not report it.
+def read_memory_limit() -> int:
+    """Return how many bytes of memory this process and its children may use.
 
     It is the smaller of the machine's memory and the limit in `CGROUP_FOLDER`, such as a container's limit, if there is one.
     """
-    found = []
-    with suppress(OSError, StopIteration, ValueError):
-        lines = (PROC_FOLDER / "meminfo").read_text().splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")))
-    for path in (CGROUP_FOLDER / "memory.max", CGROUP_FOLDER / "memory" / "memory.limit_in_bytes"):
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in (CGROUP_FOLDER / "memory.max", CGROUP_FOLDER / "memory" / "memory.limit_in_bytes"):  # versions 2 and 1
         with suppress(OSError, ValueError):  # the file contains "max" if there is no limit
-            found.append(int(path.read_text()))
-    return min(found) / 1e6 if found else None
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 def count_oom_kills() -> dict[str, int]:

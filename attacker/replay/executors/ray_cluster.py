@@ -5,7 +5,7 @@ import socket
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,7 @@ class _Cluster:
         self.cancelled = False
 
     def _send(self, number: int, parcel: Parcel | None = None) -> None:
-        reference = self._work.remote(self.job.to_json(), self.tasks[number].to_json(), self.fingerprint, parcel)
+        reference = self._work.remote(self.job, self.tasks[number], self.fingerprint, parcel)
         self.under_way[reference] = number
 
     def iterate_outcomes(self) -> Iterator[tuple[int, TaskOutcome]]:
@@ -183,34 +183,30 @@ class _Cluster:
         outcome, files = result
         for name, content in files.items():
             write_bytes(Path(self.job.folder) / Path(name).name, content, below=get_run_folder(Path(self.job.folder)))
-        yield number, TaskOutcome(**outcome)
+        yield number, outcome
 
 
-def run_remote_task(job: str, task: str, fingerprint: str, parcel: Parcel | None) -> tuple[dict[str, Any], Parcel] | None:
-    """Run one task on any machine of a cluster. Return its outcome as plain values, and a dict of files to send back; or None.
+def run_remote_task(job: ReplayJob, task: Task, fingerprint: str, parcel: Parcel | None) -> tuple[TaskOutcome, Parcel] | None:
+    """Run one task on any machine of a cluster. Return its outcome, and a dict of files to send back; or None.
 
     Without a parcel, the task reads the recording and writes reconstructions at the paths of the job; the dict is then empty. If
     this machine does not see these folders, nothing is run and None is returned; the caller then sends a parcel. With a parcel,
     the task runs in a temporary folder, and the dict leads from the name of each reconstruction, and of each file with the reason
     of a failure, to its content.
 
-    job, task:   `ReplayJob` and `Task` as JSON.
     fingerprint: fingerprint of the caller's recording, to recognise the same recording on this machine.
-    parcel:      the files of the recording that the task needs, a dict from name to content; None for a first try without them.
+    parcel: the files of the recording that the task needs, a dict from name to content; None for a first try without them.
     """
-    own_job, own_task = ReplayJob.from_json(job), Task.from_json(task)
     if parcel is None:
-        if not _can_see_files(own_job, fingerprint):
-            return None
-        return asdict(TaskRunner(own_job).run(own_task)), {}
+        return (TaskRunner(job).run(task), {}) if _can_see_files(job, fingerprint) else None
     with tempfile.TemporaryDirectory(prefix="fedleak-") as temporary:
         recording, folder = Path(temporary) / "recording", make_private(Path(temporary) / "reconstructions")
         for name, content in parcel.items():
             make_private((recording / name).parent)
             (recording / name).write_bytes(content)
-        outcome = TaskRunner(replace(own_job, recording=str(recording), folder=str(folder))).run(own_task)
+        outcome = TaskRunner(replace(job, recording=str(recording), folder=str(folder))).run(task)
         made = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
-        return asdict(outcome), {path.name: path.read_bytes() for path in made}
+        return outcome, {path.name: path.read_bytes() for path in made}
 
 
 def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:

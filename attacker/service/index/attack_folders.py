@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from attacker.attacks.registry import NULL_SUFFIX
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
-from attacker.replay.metadata_reader import read_metadata
+from attacker.replay.metadata_reader import find_other_recording, read_metadata
 from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_header
 from attacker.service.index.recording_index import format_error
 from attacker.service.index.run_folders import Mark, read_mark
@@ -108,7 +109,7 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
 
     Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
     """
-    wanted = f"{source.spec} without gradient", source.seed, source.knows_defense
+    wanted = source.spec + NULL_SUFFIX, source.seed, source.knows_defense
     nulls = (source for source in sources if source.null and (source.spec, source.seed, source.knows_defense) == wanted)
     return None if source.null else next(nulls, None)
 
@@ -216,12 +217,11 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
         content = read_metadata(run / folder / "attack.json", below=run)
     except DamagedFile as error:
         raise ValueError(format_error(error, run)) from None
-    for key, expected in (("name", manifest.name), ("created", manifest.created)) if manifest is not None else ():
-        if content["run"].get(key, expected) != expected:
-            raise ValueError(
-                f"{folder}/attack.json is of an attack on another recording, whose {key} is {shorten(content['run'][key])}, not "
-                f"{shorten(expected)}; move the folder {folder} out of this run"
-            )
+    if manifest is not None and (key := find_other_recording(content, manifest)):
+        raise ValueError(
+            f"{folder}/attack.json is of an attack on another recording, whose {key} is {shorten(content['run'][key])}, not "
+            f"{shorten(getattr(manifest, key))}; move the folder {folder} out of this run"
+        )
     cases = [_make_case(case) for case in content["cases"]]
     return Source(
         name=name,

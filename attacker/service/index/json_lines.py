@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attacker.attacks.registry import NULL_SUFFIX
 from attacker.scoring.states import FINISHED_STATES, STATES, CaseState
 from fedsim.recording import DamagedFile
 from fedsim.recording.safe_files import open_file, parse_json
@@ -138,7 +139,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
 def _get_attack_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a key that is equal in rows of an attack and of its null."""
     settings = (row.get(name) for name in ("seed", "knows_defense", "network_code", "attack_code"))
-    return str(row.get("spec")).removesuffix(" without gradient"), *map(str, settings)
+    return str(row.get("spec")).removesuffix(NULL_SUFFIX), *map(str, settings)
 
 
 def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Sequence[ShownScore]]) -> None:

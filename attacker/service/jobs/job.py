@@ -122,7 +122,7 @@ def read_stored_spec(fields: dict[str, Any]) -> JobSpec | AuditSpec:
 
 
 class FrozenModel(BaseModel):
-    """Base class of messages from workers: immutable, and unknown fields are an error."""
+    """Base class of messages between service and worker: immutable, and unknown fields are an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

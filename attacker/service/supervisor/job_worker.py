@@ -40,7 +40,7 @@ class JobWorker(WorkerProcess[WorkerMessage]):
 
     def start_job(self, task: JobTask) -> None:
         """Send a job to the worker process. Nothing happens if it has died."""
-        self.send_task(task.to_json())
+        self.send_task(task.model_dump_json())
 
 
 def list_shared_gpus(settings: ServiceSettings) -> list[str]:

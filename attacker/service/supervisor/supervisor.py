@@ -65,7 +65,7 @@ class Supervisor:
     @cached_property
     def _megabytes(self) -> float | None:
         """Memory limit of one job in megabytes; None for no limit."""
-        return self.settings.limit_job_memory(read_memory_limit() if is_measurable() else None, self.size)
+        return self.settings.limit_job_memory(read_memory_limit() / 1e6 if is_measurable() else None, self.size)
 
     @cached_property
     def _idle(self) -> IdleWorkers:

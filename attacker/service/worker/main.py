@@ -37,7 +37,7 @@ def prepare_work(channel: WorkerChannel) -> Work:
                 progress = JobProgress(share=min(1.0, max(0.0, share)), words=message[:MAX_WORDS])
                 channel.send_message(progress=progress.model_dump())
 
-        outcome = run_job(JobTask.from_json(line), channel.interrupt, watch)
+        outcome = run_job(JobTask.model_validate_json(line), channel.interrupt, watch)
         return {"answer": outcome.model_dump(mode="json")}
 
     return run_task

@@ -1,8 +1,6 @@
 """Messages between service and worker, one per line: tasks to the worker; readiness, progress, and outcomes of tasks back."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -15,8 +13,7 @@ MAX_LINE_BYTES = 4 * 2**20
 """Largest length in bytes of a line that a worker may send."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobTask:
+class JobTask(FrozenModel):
     """A job as it is sent to a worker.
 
     job: id of the job. spec: fields of a `JobSpec` or `AuditSpec`. run: folder of the run. truth: folders that scoring may read;
@@ -37,14 +34,6 @@ class JobTask:
     ray: str | None = None
     model: str | None = None
     audit: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "JobTask":
-        fields = json.loads(text)
-        return cls(**{**fields, "truth": tuple(fields["truth"])})
 
 
 class JobOutcome(FrozenModel):

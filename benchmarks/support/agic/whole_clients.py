@@ -5,14 +5,13 @@ Before the search over all rounds, closed forms are tried on each round, except 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import mean
 
 from support.contract import Options, ResultRow, measure_cpu
 from support.rounds.accumulation import make_lenet_client
-from support.single_cases import LocalClient
+from support.rounds.federation import record_epochs
 from support.splits import Images, load_images
-from torch import Generator, randperm
+from torch import Generator
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.multi_round.agic import Agic
@@ -20,7 +19,6 @@ from attacker.attacks.presets import get_arguments
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.metrics import psnr
-from fedsim.recording import Observation
 
 CLIENTS, EXAMPLES = 2, 12
 """Number of clients, and number of images of each client, which uses all of its images in each of two shuffled epochs."""
@@ -53,7 +51,7 @@ def _attack_clients(options: Options, images: Images, sizes: Sequence[int], by: 
     each, found, seconds, wrong = list[float](), list[Reconstruction](), 0.0, 0
     for number in range(CLIENTS):
         own = images.of(range(EXAMPLES * number, EXAMPLES * (number + 1)))
-        case = _record(make_lenet_client(own, options.seed), own, sizes, f"client-{number}", seed=number)
+        case, _ = record_epochs(make_lenet_client(own, options.seed), own, sizes, f"client-{number}", seed=number)
         attack = _build_attack(options, case, closed_forms=by == "closed forms first")
         with measure_cpu() as clock:
             (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(options.seed))
@@ -85,18 +83,3 @@ def _build_attack(options: Options, case: Case, *, closed_forms: bool) -> Agic:
     attack = AttackSpec(name="agic", arguments=arguments).build(device=options.device)
     assert isinstance(attack, Agic)
     return attack
-
-
-def _record(client: LocalClient, images: Images, sizes: Sequence[int], name: str, *, seed: int) -> Case:
-    """Return the case of all rounds of one client, one step on one batch each. sizes: batch size of each shuffled epoch.
-
-    Each update is added to the global weights.
-    """
-    rng, rounds = Generator().manual_seed(seed), list[Observation]()
-    for size in sizes:
-        client = replace(client, training=replace(client.training, batch_size=size))
-        for rows in randperm(len(images), generator=rng).split(size):
-            update = client.compute_update([(images.x[rows], images.y[rows])])
-            rounds.append(client.observe(update, len(rounds) + 1, name, (name,), len(rows)))
-            client = client.add(rounds[-1].update)
-    return Case(tuple(rounds))

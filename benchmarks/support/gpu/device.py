@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 from support.contract import Options, ResultRow, parse_options, print_results
-from support.single_cases import LocalClient, make_client
-from support.splits import Images, load_images
+from support.single_cases import LocalClient, make_image_cases
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.hardware import get_fast_dtype
@@ -56,7 +55,7 @@ def measure_agreement(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """Run each of `COMPARED_ATTACKS` on the device and on the CPU with the same seed; return rows with the median difference."""
     rows = []
     for name, network, arguments in COMPARED_ATTACKS[:1] if options.quick else COMPARED_ATTACKS:
-        made = _make_cases(options, network, 2)[1]
+        made = make_image_cases(options, network, 2)[1]
         spec = AttackSpec(name=name, arguments=arguments)
         found = [
             torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(options.seed))])
@@ -83,7 +82,7 @@ def measure_memory(options: Options) -> tuple[list[ResultRow], ResultRow]:
     rows = []
     for network in ("lenet_dlg",) if options.quick else ("lenet_dlg", "lenet_cpl", "resnet20_4"):
         for count in (1,) if options.quick else (1, 8, 64):
-            of, made = _make_cases(options, network, count)
+            of, made, _ = make_image_cases(options, network, count)
             parameters = sum(weight.numel() for weight in of.weights.values())
             if options.device != "cpu":
                 torch.cuda.empty_cache()
@@ -128,7 +127,7 @@ def measure_speed(options: Options) -> tuple[list[ResultRow], ResultRow]:
     ways = (0.0, 0.999) if network == "resnet20_4" and get_fast_dtype(options.device) is not None else (0.0,)
     rows = []
     for count in counts:
-        _, made = _make_cases(options, network, count)
+        _, made, _ = make_image_cases(options, network, count)
         for coarse in ways:
             if not options.quick:
                 _run_search(options, made, 2, coarse)  # loads code
@@ -170,12 +169,6 @@ def _run_search(options: Options, made: list[Case], iterations: int, coarse: flo
     attack = inverting_gradients(steps=iterations)
     attack = replace(attack, device=options.device, search=replace(attack.search, coarse=coarse))
     attack(made, rng=torch.Generator().manual_seed(options.seed))
-
-
-def _make_cases(options: Options, network: str, count: int) -> tuple[LocalClient, list[Case]]:
-    found: Images = load_images(options, "cifar10", count)
-    of = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
-    return of, [of.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
 
 
 if __name__ == "__main__":

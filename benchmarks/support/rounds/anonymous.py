@@ -40,7 +40,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         with_names = 0
         for number in range(clients):
             own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
-            case, _ = record_epochs(client, own, BATCH, EPOCHS, "", seed=options.seed + number, defense=defense)
+            case, _ = record_epochs(client, own, (BATCH,) * EPOCHS, "", seed=options.seed + number, defense=defense)
             named += [(number, one) for one in case.observations]
             with_names += count_exact(run_spans(case, options, relu=True), own.x)
         shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(options.seed)).tolist()]

@@ -5,12 +5,11 @@ recovers, and the recovered examples for which it also names the right client. A
 also puts answers into groups: two or more answers that it takes for examples of one client.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.matches import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_matches, run_if_applicable
 from support.rounds.federation import make_mlp_client, record_sums
 from support.rounds.sratta import run_sratta
@@ -121,10 +120,7 @@ def list_cohort_settings(*, quick: bool) -> list[CohortSetting]:
 
 def make_cohort_rows(options: Options) -> Iterator[ResultRow]:
     """Yield the rows of the table, each of which is also printed on stderr at once."""
-    for setting in list_cohort_settings(quick=options.quick):
-        row = make_cohort_row(options, setting)
-        print(row, file=sys.stderr, flush=True)
-        yield row
+    return show_rows(make_cohort_row(options, setting) for setting in list_cohort_settings(quick=options.quick))
 
 
 def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:

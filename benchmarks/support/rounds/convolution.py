@@ -46,7 +46,7 @@ def make_convolution_rows(options: Options) -> list[ResultRow]:
     """
     images = load_images(options, "cifar10", EXAMPLES)
     client = make_lenet_client(images, options.seed, BATCH, LEARNING_RATE)
-    case, used = record_epochs(client, images, BATCH, 2 if options.quick else EPOCHS, "c", seed=options.seed)
+    case, used = record_epochs(client, images, (BATCH,) * (2 if options.quick else EPOCHS), "c", seed=options.seed)
     attack = replace(accumulate(compare="features", steps=2 if options.quick else STEPS), device=options.device)
     rng, rows = Generator().manual_seed(options.seed), []
     with measure_cpu() as clock:
@@ -135,7 +135,7 @@ def make_linking_row(options: Options) -> ResultRow:
     for number in range(clients):
         own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
         client = make_lenet_client(own, options.seed + number, BATCH, LEARNING_RATE)
-        case, used = record_epochs(client, own, BATCH, EPOCHS, "c", seed=options.seed + number)
+        case, used = record_epochs(client, own, (BATCH,) * EPOCHS, "c", seed=options.seed + number)
         describer = Describer(accumulate(compare="features").matching, "features", 50, options.device)
         with measure_cpu() as clock:
             described = describer(case, Generator().manual_seed(options.seed), None, None)

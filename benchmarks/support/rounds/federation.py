@@ -46,17 +46,18 @@ def kill_neurons(client: LocalClient, share: float) -> LocalClient:
 
 
 def record_epochs(
-    client: LocalClient, images: Images, batch: int, epochs: int, name: str, *, seed: int, defense: str = ""
+    client: LocalClient, images: Images, sizes: Sequence[int], name: str, *, seed: int, defense: str = ""
 ) -> tuple[Case, list[list[int]]]:
     """Simulate a client that trains on `images` for some epochs, and return its rounds and the indices of each round's examples.
 
     In each round, the client trains on the next batch of its shuffled epoch. The update that it sends is added to the global
-    weights. batch: batch size. name: name of the client. defense: as in an experiment, "" for none; it keeps no state between
-    rounds.
+    weights. sizes: batch size of each epoch. name: name of the client. defense: as in an experiment, "" for none; it keeps no
+    state between rounds.
     """
     rng, rounds, used = Generator().manual_seed(seed), list[Observation](), []
-    for _ in range(epochs):
-        for rows in torch.randperm(len(images), generator=rng).split(batch):
+    for size in sizes:
+        client = replace(client, training=replace(client.training, batch_size=size))
+        for rows in torch.randperm(len(images), generator=rng).split(size):
             update = client.compute_update([(images.x[rows], images.y[rows])])
             rounds.append(client.observe(update, len(rounds) + 1, name, (name,), len(rows), defense))
             used.append(rows.tolist())

@@ -55,7 +55,7 @@ def make_lines(options: Options) -> list[Line]:
         ("noise of 40 dB", plain, "gaussian(snr_db=40)"),
         ("noise of 20 dB", plain, "gaussian(snr_db=20)"),
     ):
-        case, _ = record_epochs(client, images, BATCH, EPOCHS, "c", seed=options.seed, defense=defense)
+        case, _ = record_epochs(client, images, (BATCH,) * EPOCHS, "c", seed=options.seed, defense=defense)
         lines.append(Line(federation=words, attack="spans", case=case, images=images, rounds=CLIENT_ROUNDS))
     for fixed in (False, True):
         setting = CohortSetting(fixed=fixed)

@@ -4,13 +4,12 @@ The federations are those of the table `practical`. The attacker has 20 of a cli
 client has, and `membership` scores them all.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import mean
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.rounds.practical import (
     TARGETS,
     RecordedFederation,
@@ -42,10 +41,8 @@ def make_pool_rows(options: Options) -> Iterator[ResultRow]:
     rank_first_of_another, in_best_percent_of_another: a control, these two shares by scores from another client's updates.
     """
     settings = [Setting(seed=options.seed, defense=defense) for defense in DEFENSES]
-    for setting in [Setting(clients=3, examples=32, rounds=2)] if options.quick else settings:
-        for row in _attack(options, setting):
-            print(row, file=sys.stderr, flush=True)
-            yield row
+    chosen = [Setting(clients=3, examples=32, rounds=2)] if options.quick else settings
+    return show_rows(row for setting in chosen for row in _attack(options, setting))
 
 
 def load_rivals(options: Options, setting: Setting) -> list[Images]:

@@ -13,7 +13,7 @@ from statistics import mean
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.rounds.federation import average
 from support.single_cases import LocalClient, make_client
 from support.splits import PARTS, Images, count_part, load_images
@@ -99,12 +99,8 @@ def make_practical_rows(options: Options) -> list[ResultRow]:
     The rows of `LARGER_CLIENTS`, without a defense, follow. The columns are those that rounds.py describes.
     With --quick, there are two rounds of three clients with few examples, without a defense.
     """
-    rows: list[ResultRow] = []
-    for setting in [Setting(clients=3, examples=32, rounds=2)] if options.quick else list_settings(options.seed):
-        for row in attack_federation(options, setting):
-            rows.append(row)
-            print(row, file=sys.stderr, flush=True)
-    return rows
+    chosen = [Setting(clients=3, examples=32, rounds=2)] if options.quick else list_settings(options.seed)
+    return list(show_rows(row for setting in chosen for row in attack_federation(options, setting)))
 
 
 def list_settings(seed: int) -> list[Setting]:

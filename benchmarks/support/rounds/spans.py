@@ -1,12 +1,11 @@
 """Table of the attack `spans`, which compares one client's updates of the first linear layer over two or three epochs."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.cpl.cases import load_table
 from support.matches import SUCCESS_DB, count_exact, count_false, count_wrong, run_if_applicable
 from support.rounds.federation import kill_neurons, make_mlp_client, pretrain, record_epochs
@@ -72,10 +71,7 @@ def list_settings(*, quick: bool) -> list[SpanSetting]:
 
 def make_span_rows(options: Options) -> Iterator[ResultRow]:
     """Yield the rows of the table, each of which is also printed on stderr at once."""
-    for setting in list_settings(quick=options.quick):
-        row = make_span_row(options, setting)
-        print(row, file=sys.stderr, flush=True)
-        yield row
+    return show_rows(make_span_row(options, setting) for setting in list_settings(quick=options.quick))
 
 
 def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
@@ -121,7 +117,7 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
 def _attack_client(client: LocalClient, images: Images, setting: SpanSetting, options: Options, number: int) -> dict[str, float]:
     """Simulate and attack the client with this number, which holds `images`; return what is added up for the row."""
     case, used = record_epochs(
-        client, images, setting.batch, setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
+        client, images, (setting.batch,) * setting.epochs, f"c{number}", seed=options.seed + number, defense=setting.defense
     )
     pairs, right_pairs = _count_right_pairs(case, used, options)
     alone = run_spans(case, options, relu=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
@@ -16,6 +17,7 @@ from attacker.reconstruction import Reconstruction
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import Payload, encode
 
+LENET = ModelSpec(name="lenet_dlg")
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 PASSES = ((0, 3), (1, 2), (3, 1), (2, 0))
 """Labels of four rounds, two passes over the same four examples."""
@@ -114,26 +116,11 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 MEASURED = {"seconds"}
 
 
-Rounds = Callable[..., list[Observation]]
-
-
-@pytest.fixture
-def rounds(observe: Callable[..., Observation]) -> Rounds:
-    """Function that returns a client's rounds with a number of examples each, and weights that change between rounds."""
-
-    def make(examples: int, defense: str = "") -> list[Observation]:
-        x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
-        weights, found = None, []
-        for number, labels in enumerate(PASSES, start=1):
-            rows = list(labels[:examples])
-            batch = x[rows], torch.tensor(rows)
-            settings = {"model": ModelSpec(name="lenet_dlg"), "data": DATA, "learning_rate": 0.01, "defense": defense}
-            seen = replace(observe(batch, weights=weights, **settings), round=number)
-            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
-            found.append(seen)
-        return found
-
-    return make
+def make_rounds(examples: int, defense: str = "") -> list[Observation]:
+    """Return a client's rounds with a number of examples each, and weights that change between rounds."""
+    x = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(5))
+    rounds = [[(x[list(labels[:examples])], torch.tensor(labels[:examples]))] for labels in PASSES]
+    return observe_rounds(rounds, model=LENET, data=DATA, learning_rate=0.01, defense=defense).observations
 
 
 def null_of(spec: AttackSpec, observations: list[Observation]) -> list[Reconstruction]:
@@ -161,14 +148,14 @@ def examples_of(spec: AttackSpec) -> int:
 
 
 @pytest.mark.parametrize("title", SPECS)
-def test_null_is_bitwise_equal_for_any_update(title: str, rounds: Rounds) -> None:
-    check_that_nothing_changes(title, rounds(examples_of(SPECS[title])))
+def test_null_is_bitwise_equal_for_any_update(title: str) -> None:
+    check_that_nothing_changes(title, make_rounds(examples_of(SPECS[title])))
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.1)", "gaussian(snr_db=20)", "top_k(0.1) | gaussian(0.002)", "sign('mean')"])
 @pytest.mark.parametrize("title", ["agic", "cpl", "cpl with total variation", "exact", "dlg"])
-def test_null_is_bitwise_equal_for_any_defended_update(title: str, defense: str, rounds: Rounds) -> None:
-    check_that_nothing_changes(title, rounds(2, defense))
+def test_null_is_bitwise_equal_for_any_defended_update(title: str, defense: str) -> None:
+    check_that_nothing_changes(title, make_rounds(2, defense))
 
 
 def check_that_nothing_changes(title: str, observations: list[Observation]) -> None:
@@ -183,10 +170,10 @@ def check_that_nothing_changes(title: str, observations: list[Observation]) -> N
 
 
 @pytest.mark.parametrize("title", SPECS)
-def test_null_answers_although_the_payload_cannot_be_decoded(title: str, rounds: Rounds) -> None:
+def test_null_answers_although_the_payload_cannot_be_decoded(title: str) -> None:
     spec = SPECS[title]
     unreadable = Payload(tensors={}, codec="none that there is")
-    answers = null_of(spec, [replace(one, payload=unreadable) for one in rounds(examples_of(spec))])
+    answers = null_of(spec, [replace(one, payload=unreadable) for one in make_rounds(examples_of(spec))])
     assert answers
     for found in answers:
         assert found.route == "prior alone"
@@ -203,18 +190,18 @@ def test_every_attack_and_every_other_switch_is_tested() -> None:
             assert any(spec.name == name and argument in spec.arguments for spec in SPECS.values()), f"{name}: {argument}"
 
 
-def test_null_does_not_use_oracles(rounds: Rounds) -> None:
-    (first, *_), attack = rounds(2), AttackSpec(name="cpl", arguments={"steps": 2, "agreement": 1.0}, null=True).build()
+def test_null_does_not_use_oracles() -> None:
+    (first, *_), attack = make_rounds(2), AttackSpec(name="cpl", arguments={"steps": 2, "agreement": 1.0}, null=True).build()
     with_oracles = Case((first,), known_labels=torch.tensor([0, 3]), known_logits=torch.ones(2, 4))
     both = [attack([case], rng=torch.Generator().manual_seed(0))[0] for case in (Case((first,)), with_oracles)]
     assert torch.equal(both[0].x, both[1].x)
     assert both[1].oracles == ()
 
 
-def test_insider_images_of_a_null_do_not_depend_on_the_update(tmp_path: Path, rounds: Rounds) -> None:
+def test_insider_images_of_a_null_do_not_depend_on_the_update(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", images=np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), labels=np.arange(4))
     spec = AttackSpec(name="cpl", arguments={"init": "insider", "auxiliary": str(tmp_path / "own.npz")}, null=True)
-    observations = rounds(2)
+    observations = make_rounds(2)
     for one, other in zip(null_of(spec, observations), null_of(spec, [sent(o, torch.neg) for o in observations]), strict=True):
         assert torch.equal(one.x, other.x)
 
@@ -242,9 +229,9 @@ def test_null_links_rounds_by_numbers_of_examples_only(observe: Callable[..., Ob
     assert links_of(epochs) == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-def test_null_depends_on_the_seed(rounds: Rounds) -> None:
+def test_null_depends_on_the_seed() -> None:
     """If the seed did not matter, the bitwise equality tested above would be trivial."""
     settings: Mapping[str, Any] = {"steps": 2}
     attack = AttackSpec(name="cpl", arguments=settings, null=True).build()
-    one, other = (attack([Case((rounds(2)[0],))], rng=torch.Generator().manual_seed(seed))[0] for seed in (0, 1))
+    one, other = (attack([Case((make_rounds(2)[0],))], rng=torch.Generator().manual_seed(seed))[0] for seed in (0, 1))
     assert not torch.equal(one.x, other.x)

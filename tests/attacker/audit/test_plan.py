@@ -125,7 +125,7 @@ def test_inverting_gradients_is_shortened_before_it_is_left_out(folder: Path, tm
     first = bisect_left(range(80), True, key=lambda step: name in plans(step))
     whole = bisect_left(range(80), True, key=lambda step: step >= first and plans(step)[name].spec.arguments["steps"] == 1200)
     assert first < whole < 80
-    for step in range(first, whole):
+    for step in (first, (first + whole) // 2, whole - 1):
         assert plans(step)[name].spec.arguments["steps"] == 300
         assert len({row.client for row in plans(step)[name].rows}) == 1
 

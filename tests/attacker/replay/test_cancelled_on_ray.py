@@ -18,6 +18,7 @@ import ray
 from attacker.attacks import AttackSpec
 from attacker.replay.executors import ray_cluster
 from attacker.replay.replay import Replay, ReplayResult
+from attacker.replay.tasks import TaskOutcome
 from fedsim.recording import Recording
 
 folder = Path(sys.argv[1])
@@ -33,14 +34,14 @@ for place in sys.argv[2:]:
         import time
 
         try:
-            if endless in task:
+            if endless in task.keys:
                 begun.touch()
-            while endless in task or not begun.exists():
+            while endless in task.keys or not begun.exists():
                 time.sleep(0.05)
         except KeyboardInterrupt:
             cancelled.touch()
             raise
-        return {}, {"first.failed.json": b"{}"}
+        return TaskOutcome(), {"first.failed.json": b"{}"}
 
     def fail(*_, **__):
         raise OSError("full") if place == "files" else KeyboardInterrupt

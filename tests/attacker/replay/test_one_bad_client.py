@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
 from attacker.attacks.needs import MAX_EXAMPLES
 from attacker.cli import app
-from attacker.replay.cases import explain_misfit
+from attacker.replay.chosen_rows import explain_misfit
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
 from attacker.scoring.truth.run_truth import NoTruth

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from processes import is_alive
+from processes import is_alive, wait_until
 
 from attacker.replay.executors import process_pool, process_usage
 from attacker.replay.executors.process_pool import run_tasks
@@ -132,15 +131,10 @@ def test_child_processes_are_measured_and_ended_with_the_worker(start: Start) ->
     )
     explained = [messages.get(timeout=SECONDS) for _ in range(2)]
     (pid,) = [one for one in explained if one is not True]
-    until = time.monotonic() + SECONDS
-    while worker.measure_usage().cpu_seconds < 0.2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: worker.measure_usage().cpu_seconds >= 0.2)
     assert worker.measure_usage().megabytes > 80
     worker.end()
-    while is_alive(pid):
-        assert time.monotonic() < until, "what a worker started outlives it"
-        time.sleep(0.02)
+    wait_until(lambda: not is_alive(pid), "what a worker started outlives it")
 
 
 def test_task_fails_after_retries_if_workers_write_invalid_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,3 +289,4 @@ def test_suggested_command_repeats_the_attack() -> None:
         make_replay_command(Path("run"), {**facts, "spec": "no ( python", "seed": 0, "oracles": []})
         == "attacker replay run --attack cpl"
     )
+    assert make_replay_command(Path("run"), model="theirs:Net") == "attacker replay run --attack cpl --model theirs:Net"

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from processes import wait_until
 
 from attacker.service.background import BackgroundWork
 from attacker.service.http.app import make_components
@@ -67,9 +67,7 @@ def test_scores_of_a_job_are_served_once_it_has_ended(
     ask, queue = ask_of(application), application.state.components.queue
     assert count_scored(ask.json("recordings/digits/cases")) == 0
     job = queue.submit(JobSpec(recording="digits", attack="exact"))
-    until = time.monotonic() + 30
-    while queue.get(job.id).state not in FINAL_STATES:
-        assert time.monotonic() < until
+    wait_until(lambda: queue.get(job.id).state in FINAL_STATES)
     assert count_scored(ask.json("recordings/digits/cases")) == 12
 
 
@@ -87,10 +85,7 @@ def test_recording_is_published_before_its_job_is_done(
 
     components.feed.publish = publish_and_note
     components.queue.submit(JobSpec(recording="digits", attack="exact"))
-    until = time.monotonic() + 30
-    while not noted_events or noted_events[-1][0] != "done":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: noted_events and noted_events[-1][0] == "done")
     assert ("recording", 12) in noted_events[:-1]
     assert noted_events[-1] == ("done", 12)
 
@@ -112,8 +107,5 @@ def test_new_round_is_passed_to_the_rules_at_once(
     with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
         row = "INSERT INTO observations SELECT 3, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at"
         index.execute(f"{row} FROM observations WHERE round = 1")
-    until = time.monotonic() + 30
-    while not noted_events:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: noted_events)
     assert [(one.recording, one.round) for one in noted_events] == [("digits", 3)]

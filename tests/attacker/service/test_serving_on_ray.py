@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from processes import is_alive
+from processes import is_alive, wait_until
 
 from attacker.replay.executors.process_usage import list_children
 from attacker.service.jobs.job import FINAL_STATES
@@ -35,14 +34,6 @@ def descendants(pid: int) -> dict[int, str]:
     return found
 
 
-def until(condition: Callable[[], Any], what: str, state: Callable[[], Any] = lambda: "") -> Any:
-    deadline = time.monotonic() + TIME_LIMIT
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} {state()}"
-        time.sleep(0.02)
-    return found
-
-
 def at_work(service: int) -> list[int]:
     """Return the process ids of Ray's workers that run a task."""
     return [pid for pid, command in descendants(service).items() if command.startswith("ray::run_remote_task")]
@@ -61,27 +52,29 @@ def test_jobs_on_ray_survive_killed_workers_and_can_be_cancelled(root: Path, tmp
                 return lambda: dict(client.get(f"/api/v1/jobs/{id}").json(), address=f"/api/v1/jobs/{id}")
 
             job = submitted(arguments={"steps": 150})
-            (victim, *_) = until(lambda: at_work(service.pid), "no task was begun")
+            (victim, *_) = wait_until(lambda: at_work(service.pid), "no task was begun", seconds=TIME_LIMIT)
             os.kill(victim, signal.SIGKILL)
-            until(lambda: job()["state"] in FINAL_STATES, "the job did not end")
+            wait_until(lambda: job()["state"] in FINAL_STATES, "the job did not end", seconds=TIME_LIMIT)
             assert (job()["state"], job()["attempts"], job()["crashes"]) == ("done", 1, 0), job()["error"]
             (attacked,) = job()["result"]["attacks"]
             assert (attacked["done"], attacked["failed"], job()["result"]["scored"]) == (6, {}, True)
 
             job = submitted()
-            until(lambda: at_work(service.pid), "no task of the second job was begun:", job)
+            wait_until(lambda: at_work(service.pid), lambda: f"no task of the second job was begun: {job()}", seconds=TIME_LIMIT)
             client.post(f"{job()['address']}/cancel", json={})
-            until(lambda: job()["state"] in FINAL_STATES, "the job was not cancelled")
+            wait_until(lambda: job()["state"] in FINAL_STATES, "the job was not cancelled", seconds=TIME_LIMIT)
             assert job()["state"] == "cancelled"
 
             submitted(seed=1)
-            until(lambda: at_work(service.pid), "no task of the last job was begun")
+            wait_until(lambda: at_work(service.pid), "no task of the last job was begun", seconds=TIME_LIMIT)
         processes = descendants(service.pid)
         assert any("raylet" in words for words in processes.values())
         service.send_signal(signal.SIGTERM)
         assert service.wait(TIME_LIMIT) == 0
-        until(
-            lambda: not any(map(is_alive, processes)), f"left behind: {[words for p, words in processes.items() if is_alive(p)]}"
+        wait_until(
+            lambda: not any(map(is_alive, processes)),
+            lambda: f"left behind: {[words for p, words in processes.items() if is_alive(p)]}",
+            seconds=TIME_LIMIT,
         )
     finally:
         service.kill()

@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from socket import create_server
 
 import pytest
+from processes import wait_until
 
 from fedsim.deployment.health import is_healthy
 from fedsim.deployment.processes import RUNNER_NAME, ProcessEnded, Processes
@@ -22,13 +22,6 @@ def group(leader: int) -> list[int]:
     found = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True).stdout.split("\n")
     rows = [line.split() for line in found if line.strip()]
     return [int(pid) for pid, pgid, state in rows if int(pgid) == leader and not state.startswith("Z")]
-
-
-def wait_until(true: object, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_process_and_its_children_end_with_the_block(tmp_path: Path) -> None:

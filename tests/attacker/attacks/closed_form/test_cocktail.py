@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_rounds
 from scipy.optimize import linear_sum_assignment
 from sklearn.decomposition import FastICA
 from torch import Tensor, nn
@@ -23,9 +23,8 @@ from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.observations import observe
 from attacker.scoring.metrics import psnr
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
-from fedsim.training.local import train
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5, mean=(0.4,) * 3, std=(0.25,) * 3)
 WIDE = ModelSpec(name="mlp", arguments={"hidden": [192]})
@@ -47,14 +46,10 @@ def draw_images(count: int, seed: int = 0) -> Tensor:
 
 def make_case(x: Tensor, y: Tensor, *, model: ModelSpec = WIDE, steps: int = 1, change: float = 1.0) -> Case:
     """Return the attack input (case) of one update. change: factor of the gradient of the first layer's bias."""
-    size = len(x) // steps
-    training = Training(learning_rate=1e-3, batch_size=size, steps=steps)
-    network = models.build(model, DATA)
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    update = train(network, weights, batches, training, DATA).update
-    update = {name: change * u if name == "1.bias" else u for name, u in update.items()}
-    return Case((make_observation(update, weights, model=model, data=DATA, training=training),))
+    batches = list(zip(x.chunk(steps), y.chunk(steps), strict=True))
+    (seen,) = observe_rounds([batches], model=model, data=DATA, learning_rate=1e-3).observations
+    update = {name: change * u if name == "1.bias" else u for name, u in seen.update.items()}
+    return Case((replace(seen, payload=encode(update)),))
 
 
 def measure(found: Tensor, x: Tensor) -> Tensor:

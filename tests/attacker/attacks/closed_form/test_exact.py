@@ -66,10 +66,21 @@ def test_batched_cases_are_answered_like_single_ones(image_case: Make) -> None:
         assert torch.allclose(alone.x, answer.x, atol=1e-4)
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sigmoid(self.first(x))
+        return self.head((x + torch.sigmoid(self.second(x))).mean(dim=(2, 3)))
+
+
 def test_residual_network_is_searched_for_with_the_reason(observe: Callable[..., Observation]) -> None:
-    data = DataSpec(shape=(3, 8, 8), num_classes=4)
+    data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name=f"{__name__}:Residual")
+    models.admit(model.name)
     x = torch.rand(1, *data.shape, generator=seeded(3))
-    case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="resnet20_4"), data=data),))
+    case = Case((observe((x, torch.tensor([1])), model=model, data=data),))
     (answer,) = exact(steps=1)([case], rng=seeded())
     assert answer.route == "optimisation"
     assert any("joins" in note and "residual" in note for note in answer.notes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import make_observation, observe_rounds
 from torch import Tensor, nn
 
 import fedleak
@@ -16,7 +16,7 @@ from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from attacker.scoring.metrics import is_recovered
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.training.local import train
+from fedsim.recording.codec import encode
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=5, mean=(0.5,), std=(0.25,))
 SPEC = ModelSpec(name="imprint", arguments={"base": "mlp", "bins": 64, "spread": 0.5})
@@ -29,14 +29,10 @@ def make_images(brightness: Tensor, seed: int = 0) -> Tensor:
 
 
 def make_case(x: Tensor, y: Tensor, *, steps: int = 1, model: ModelSpec = SPEC, noise: float = 0.0) -> Case:
-    training = Training(learning_rate=0.01, batch_size=len(x) // steps, steps=steps)
-    network = models.build(model, DATA)
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    size = len(x) // steps
-    batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    update = train(network, weights, batches, training, DATA).update
-    update = {name: u + noise * torch.randn(u.shape, generator=seeded(i)) for i, (name, u) in enumerate(update.items())}
-    return Case((make_observation(update, weights, model=model, data=DATA, training=training),))
+    batches = list(zip(x.chunk(steps), y.chunk(steps), strict=True))
+    (seen,) = observe_rounds([batches], model=model, data=DATA, learning_rate=0.01).observations
+    update = {name: u + noise * torch.randn(u.shape, generator=seeded(i)) for i, (name, u) in enumerate(seen.update.items())}
+    return Case((replace(seen, payload=encode(update)),))
 
 
 def attack(case: Case) -> Reconstruction:

@@ -1,5 +1,6 @@
 """Tests of `learning_to_invert`: its simulated clients, its loss, its null, and what its network learns."""
 
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -7,18 +8,15 @@ import numpy as np
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.learned.inversion import MAX_BATCH, learning_to_invert
 from attacker.attacks.learned.inversion_network import LABEL_WEIGHT, build_encoder, compute_loss, simulate_updates
 from attacker.attacks.simulation.client import build_network
-from defenses import DefenseSpec
 from defenses.gradients import GradientSpec
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.4,), std=(0.3,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [16]})
@@ -34,14 +32,9 @@ def draw_images(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def observe(x: Tensor, y: Tensor, client: str = "c", defense: str = "", rule: str = "", **training: object) -> Case:
-    model, spec = models.build(MODEL, DATA, seed=1), DefenseSpec.parse(defense)
-    weights = {name: p.detach() for name, p in model.named_parameters()}
-    settings = Training(**{"learning_rate": 0.1, "batch_size": len(x), "steps": 1, **training})
-    update = train(model, weights, [(x, y)] * (settings.steps or 1), settings, DATA).update
-    built = spec.build()
-    sent, _ = built.apply(update, built.init(update), seeded(7))
-    facts = {"num_examples": len(x), "defense": defense, "gradient": GradientSpec.parse(rule)}
-    return Case((make_observation(sent, weights, model=MODEL, data=DATA, training=settings, client=client, **facts),))
+    batches = [(x, y)] * int(training.get("steps", 1))
+    case = observe_rounds([batches], model=MODEL, data=DATA, client=client, defense=defense, seed=1, noise_seed=6, **training)
+    return Case((replace(case.observations[0], num_examples=len(x), gradient=GradientSpec.parse(rule)),))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from observations import make_observation
+from observations import observe_rounds
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -14,9 +14,7 @@ from attacker.attacks.membership.pool import Pool
 from attacker.attacks.membership.regression import combine
 from attacker.attacks.membership.residuals import keeps_values
 from defenses import DefenseSpec
-from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [32]})
@@ -31,16 +29,8 @@ def pool() -> Pool:
 
 def record(defense: str, x: Tensor, y: Tensor, rounds: int) -> Case:
     """Return the case of a client that takes one step on the same examples in each round."""
-    network, spec = models.build(MODEL, DATA, seed=0), DefenseSpec.parse(defense)
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    built, found = spec.build(), list[Observation]()
-    state = built.init(weights)
-    for number in range(1, rounds + 1):
-        update = train(network, weights, [(x, y)], TRAINING, DATA).update
-        sent, state = built.apply(update, state, Generator().manual_seed(number))
-        found.append(make_observation(sent, weights, model=MODEL, data=DATA, training=TRAINING, defense=defense, round=number))
-        weights = {name: w + sent[name] for name, w in weights.items()}
-    return Case(tuple(found))
+    settings = {"epochs": 1, "steps": None, "weight_decay": 0.01}
+    return observe_rounds([[(x, y)]] * rounds, model=MODEL, data=DATA, defense=defense, **settings)
 
 
 @pytest.mark.parametrize(

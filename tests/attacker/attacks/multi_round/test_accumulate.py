@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from observations import observe_rounds
 from torch import Tensor
 from torch.func import jvp, vjp
 from torch.nn.functional import one_hot
@@ -17,11 +18,8 @@ from attacker.attacks.multi_round.refinement import SentEquations
 from attacker.attacks.multi_round.same_examples import link_same
 from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares, project_out
 from attacker.scoring.metrics import psnr
-from defenses import DefenseSpec
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
+from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
-from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 LENET = ModelSpec(name="lenet_dlg")
@@ -32,20 +30,9 @@ def make_example(seed: int = 0) -> Tensor:
     return (0.5 + 0.4 * torch.sin(3 * grid[:, None] + seed) * torch.cos(2 * grid[None] - seed))[None, None]
 
 
-def record(observe, x: Tensor, y: Tensor, rounds: int, defense: str, *, client: str = "a", rate: float = 0.05) -> Case:
+def record(x: Tensor, y: Tensor, rounds: int, defense: str, *, client: str = "a", rate: float = 0.05) -> Case:
     """Return rounds of one client that trains on the same examples in each; model and defense state change with the rounds."""
-    (first, spec), found = (observe((x, y), model=LENET, data=DATA), DefenseSpec.parse(defense)), []
-    training = Training(learning_rate=rate, batch_size=len(y), steps=1)
-    built, weights, state = spec.build(), dict(first.weights), None
-    for number in range(1, rounds + 1):
-        update = train(models.build(LENET, DATA), weights, [(x, y)], training, DATA).update
-        state = built.init(update) if state is None else state
-        sent, state = built.apply(update, state, torch.Generator().manual_seed(number))
-        payload = encode(sent, spec.choose_codec())
-        one = replace(first, round=number, client=client, training=training, defenses=spec, weights=weights, payload=payload)
-        found.append(one)
-        weights = {name: w + one.update[name] for name, w in weights.items()}
-    return Case(tuple(found))
+    return observe_rounds([[(x, y)]] * rounds, model=LENET, data=DATA, defense=defense, client=client, learning_rate=rate)
 
 
 def evaluate(cases: Sequence[Case], x: Tensor, y: Tensor, *, residual: bool = True) -> tuple[Tensor, Tensor]:
@@ -60,19 +47,19 @@ def evaluate(cases: Sequence[Case], x: Tensor, y: Tensor, *, residual: bool = Tr
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)", "sign('mean', error_feedback=True)"])
-def test_true_examples_fit_all_rounds_only_with_the_residual(observe, defense: str) -> None:
+def test_true_examples_fit_all_rounds_only_with_the_residual(defense: str) -> None:
     x, y = make_example(), torch.tensor([2])
-    case = record(observe, x, y, 5, defense)
+    case = record(x, y, 5, defense)
     wrong = evaluate([case], torch.rand(x.shape)[:, 0], y)[1]
     followed, alone = (evaluate([case], x[:, 0], y, residual=chosen)[1] for chosen in (True, False))
     assert float(followed) < 1e-2 * float(wrong)
     assert float(followed) < 1e-2 * float(alone)
 
 
-def test_slope_is_the_derivative_of_the_loss_and_cases_do_not_mix(observe) -> None:
+def test_slope_is_the_derivative_of_the_loss_and_cases_do_not_mix() -> None:
     """The references are finite differences of the loss, and each client alone."""
     y, rng = torch.tensor([1]), torch.Generator().manual_seed(3)
-    cases = [record(observe, make_example(i), y, 3, "top_k(0.1, error_feedback=True)", client=f"c{i}") for i in range(2)]
+    cases = [record(make_example(i), y, 3, "top_k(0.1, error_feedback=True)", client=f"c{i}") for i in range(2)]
     x = torch.rand(2, 1, 8, 8, generator=rng)
     slope, loss = evaluate(cases, x, y)
     for i, case in enumerate(cases):
@@ -86,9 +73,9 @@ def test_slope_is_the_derivative_of_the_loss_and_cases_do_not_mix(observe) -> No
     torch.testing.assert_close((ahead - behind) / (2 * step), along, rtol=0.1, atol=1e-2 * float(along.abs().max()))
 
 
-def test_more_rounds_lower_the_error_with_error_feedback(observe) -> None:
+def test_more_rounds_lower_the_error_with_error_feedback() -> None:
     x, y = make_example(), torch.tensor([2])
-    case = record(observe, x, y, 6, "top_k(0.02, error_feedback=True)", rate=0.01)
+    case = record(x, y, 6, "top_k(0.02, error_feedback=True)", rate=0.01)
     attack = accumulate(steps=4, decoder="pixels", tv=1e-5)
     found = [attack([replace(case, observations=case.observations[:count])], rng=torch.Generator())[0] for count in (1, 6)]
     errors = [float((one.x - x).square().mean()) for one in found]
@@ -98,23 +85,23 @@ def test_more_rounds_lower_the_error_with_error_feedback(observe) -> None:
     assert [slot.round for slot in found[1].slots] == list(range(1, 7))
 
 
-def test_solved_equations_are_kept_if_the_user_interrupts_afterwards(observe, monkeypatch) -> None:
+def test_solved_equations_are_kept_if_the_user_interrupts_afterwards(monkeypatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(refinement, "exclude_output_errors", interrupt)
     x, y = (255 * make_example()).round() / 255, torch.tensor([2])
-    case = record(observe, x, y, 8, "top_k(0.05, error_feedback=True)")
+    case = record(x, y, 8, "top_k(0.05, error_feedback=True)")
     (found,) = accumulate(steps=1, decoder="pixels", tv=1e-5)([case], rng=torch.Generator())
     assert found.interrupted
     assert float(psnr(found.x, x)) > 80
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
-def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, defense: str) -> None:
+def test_values_sent_in_enough_rounds_determine_the_example_exactly(defense: str) -> None:
     """What is kept back is sent later, so that eight rounds give more equations than the example has values."""
     x, y = (255 * make_example()).round() / 255, torch.tensor([2])
-    case = record(observe, x, y, 8, defense)
+    case = record(x, y, 8, defense)
     attack = accumulate(steps=1, decoder="pixels", tv=1e-5)
     searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
     assert float(psnr(searched.x.clamp(0, 1), x)) < 50
@@ -125,10 +112,10 @@ def test_values_sent_in_enough_rounds_determine_the_example_exactly(observe, def
 
 
 @pytest.mark.parametrize("defense", ["top_k(0.05, error_feedback=True)", "dgc(0.05)"])
-def test_equations_hold_at_the_true_example_and_are_linearised_exactly(observe, monkeypatch, defense: str) -> None:
+def test_equations_hold_at_the_true_example_and_are_linearised_exactly(monkeypatch, defense: str) -> None:
     """The references are derivatives of the residual by PyTorch, through the simulated defense of all rounds."""
     x, y = make_example(), torch.tensor([2])
-    case = record(observe, x, y, 5, defense)
+    case = record(x, y, 5, defense)
     values = SentEquations(case.observations, y, [torch.tensor([0])] * 5, device="cpu")
     assert float(values.compute_residual(x.double().flatten()).norm() / values.values.norm()) < 1e-6
     at, d = torch.rand(2, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -142,10 +129,10 @@ def test_equations_hold_at_the_true_example_and_are_linearised_exactly(observe, 
     assert 0 < float(error.norm() / image.norm()) < 0.1
 
 
-def test_errors_of_derivatives_by_outputs_are_excluded(observe, monkeypatch) -> None:
+def test_errors_of_derivatives_by_outputs_are_excluded(monkeypatch) -> None:
     """The derivative of cross-entropy by the outputs is softmax minus label, so that other soft labels change it by any error."""
     x, y, places = make_example(), torch.tensor([2]), [torch.tensor([0])] * 12
-    rounds = record(observe, x, y, 12, "top_k(0.05, error_feedback=True)").observations
+    rounds = record(x, y, 12, "top_k(0.05, error_feedback=True)").observations
     right, at = one_hot(y, 4).double(), x.double().flatten()
     error = torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
     values, wrong = (SentEquations(rounds, labels, places, device="cpu") for labels in (right, right + error))
@@ -160,10 +147,10 @@ def test_errors_of_derivatives_by_outputs_are_excluded(observe, monkeypatch) -> 
     assert values.find_output_errors(at) is None
 
 
-def test_solution_is_nearer_to_the_example_without_errors_of_derivatives_by_outputs(observe) -> None:
+def test_solution_is_nearer_to_the_example_without_errors_of_derivatives_by_outputs() -> None:
     """The client's derivatives by the outputs are off by 1e-4, which soft labels bring about."""
     x, places = make_example(), [torch.tensor([0])] * 24
-    rounds = record(observe, x, torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)").observations
+    rounds = record(x, torch.tensor([2]), 24, "top_k(0.05, error_feedback=True)").observations
     right, at = one_hot(torch.tensor([2]), 4).double(), x.double().flatten()
     off = 1e-4 * torch.tensor([[0.3, -0.1, 0.4, 0.2]], dtype=torch.float64)
     values, wrong = (SentEquations(rounds, labels, places, device="cpu") for labels in (right, right + off))
@@ -197,18 +184,18 @@ def use_fewer_examples_once(case: Case) -> Case:
         (use_fewer_examples_once, 2, "none", "rounds have different numbers of examples"),
     ],
 )
-def test_unsuitable_equations_keep_the_answer_of_the_search(observe, change, examples: int, compare: str, reason: str) -> None:
+def test_unsuitable_equations_keep_the_answer_of_the_search(change, examples: int, compare: str, reason: str) -> None:
     x, y = torch.cat([make_example(seed) for seed in range(examples)]), torch.arange(examples)
     keep = 0.002 if change is take_two_rounds else 0.05
-    case = change(record(observe, x, y, 8 if compare == "same" else 3, f"top_k({keep}, error_feedback=True)"))
+    case = change(record(x, y, 8 if compare == "same" else 3, f"top_k({keep}, error_feedback=True)"))
     attack = accumulate(steps=2, decoder="pixels", tv=1e-5, compare=compare)
     searched, refined = (replace(attack, refined=some)([case], rng=torch.Generator())[0] for some in (False, True))
     torch.testing.assert_close(refined.x, searched.x, rtol=0, atol=0)
     assert any(reason in note for note in refined.notes)
 
 
-def test_unusable_round_is_left_out_with_a_note(observe) -> None:
-    case = record(observe, make_example(), torch.tensor([2]), 3, "gaussian(0.001)")
+def test_unusable_round_is_left_out_with_a_note() -> None:
+    case = record(make_example(), torch.tensor([2]), 3, "gaussian(0.001)")
     damaged = {name: torch.full_like(t, torch.nan) for name, t in case.observations[1].update.items()}
     rounds = (case.observations[0], replace(case.observations[1], payload=encode(damaged)), case.observations[2])
     (found,) = accumulate(steps=2)([Case(rounds)], rng=torch.Generator())
@@ -216,16 +203,16 @@ def test_unusable_round_is_left_out_with_a_note(observe) -> None:
     assert {slot.round for slot in found.slots} == {1, 3}
 
 
-def test_rounds_of_different_sizes_are_refused_with_advice(observe) -> None:
-    both = [record(observe, make_example().expand(n, -1, -1, -1), torch.arange(n), 1, "").observations[0] for n in (1, 2)]
+def test_rounds_of_different_sizes_are_refused_with_advice() -> None:
+    both = [record(make_example().expand(n, -1, -1, -1), torch.arange(n), 1, "").observations[0] for n in (1, 2)]
     rounds = tuple(replace(one, round=number, num_examples=number) for number, one in enumerate(both, start=1))
     with pytest.raises(ValueError, match=r"from 1 to 2 examples.*compare=features"):
         accumulate(steps=1, closed_forms=False)([Case(rounds)], rng=torch.Generator())
 
 
-def test_labels_with_noise_are_inferred_from_the_mean_of_all_rounds(observe) -> None:
+def test_labels_with_noise_are_inferred_from_the_mean_of_all_rounds() -> None:
     """One noisy round names a wrong label; the mean of eight names the right one."""
-    case = record(observe, make_example(), torch.tensor([3]), 8, "gaussian(0.01)", rate=0.02)
+    case = record(make_example(), torch.tensor([3]), 8, "gaussian(0.01)", rate=0.02)
     one, all_rounds = (
         accumulate(steps=1)([replace(case, observations=case.observations[:n])], rng=torch.Generator())[0].y.tolist()
         for n in (1, 8)
@@ -235,8 +222,8 @@ def test_labels_with_noise_are_inferred_from_the_mean_of_all_rounds(observe) -> 
 
 
 @pytest.mark.parametrize("search", ["cpl", "inverting_gradients", "agic"])
-def test_every_search_can_use_several_rounds(observe, search: str) -> None:
-    case = record(observe, make_example(), torch.tensor([1]), 2, "")
+def test_every_search_can_use_several_rounds(search: str) -> None:
+    case = record(make_example(), torch.tensor([1]), 2, "")
     attack = accumulate(search=search, steps=2)
     (found,) = attack([case], rng=torch.Generator())
     assert found.attack == "accumulate"
@@ -244,10 +231,10 @@ def test_every_search_can_use_several_rounds(observe, search: str) -> None:
     assert null.x.shape == found.x.shape
 
 
-def test_surrogate_weights_are_used_in_order_as_in_separate_rounds(observe) -> None:
+def test_surrogate_weights_are_used_in_order_as_in_separate_rounds() -> None:
     """Without a defense that keeps a state, both ways compute the same loss."""
     y = torch.tensor([2])
-    case = record(observe, make_example(), y, 2, "", rate=0.5)
+    case = record(make_example(), y, 2, "", rate=0.5)
     rounds = tuple(replace(one, training=replace(one.training, steps=2)) for one in case.observations)
     case = replace(case, observations=rounds, links=link_same([1, 1]))
     z = torch.cat([make_example(1).flatten(), torch.tensor([0.3])])[None]
@@ -265,12 +252,12 @@ def test_surrogate_weights_are_used_in_order_as_in_separate_rounds(observe) -> N
 
 @pytest.mark.parametrize(("residual", "anew"), [(True, 0.0), (False, 0.5)])
 def test_search_in_order_keeps_its_best_result_since_its_loss_is_never_coarse(
-    observe, monkeypatch: pytest.MonkeyPatch, residual: bool, anew: float
+    monkeypatch: pytest.MonkeyPatch, residual: bool, anew: float
 ) -> None:
     given, descend = [], gradient_matching.descend
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
     monkeypatch.setattr(gradient_matching, "descend", lambda *a, **named: (given.append(a[1].anew), descend(*a, **named))[1])
-    case = replace(record(observe, make_example(), torch.tensor([2]), 2, ""), links=link_same([1, 1]))
+    case = replace(record(make_example(), torch.tensor([2]), 2, ""), links=link_same([1, 1]))
     attack = accumulate(search="inverting_gradients", steps=2, residual=residual).matching.copy_with(coarse=0.5)
     attack([case], rng=torch.Generator())
     assert given == [anew]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, find_unmet
@@ -17,31 +18,20 @@ from attacker.attacks.papers.agic import agic
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 
+LENET = ModelSpec(name="lenet_dlg")
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
 ORDER = ((0, 3), (1, 4), (2, 5), (4, 2), (0, 1), (5, 3))
 """Two epochs of six examples, one label each."""
 
-Client = Callable[..., tuple[Case, Tensor]]
 
-
-@pytest.fixture
-def client(observe) -> Client:
-    """Function that returns the observations of a client that makes one step in each round, with changing weights.
+def make_client(name: str = "c", order: tuple[tuple[int, ...], ...] = ORDER) -> tuple[Case, Tensor]:
+    """Return the observations of a client that makes one step in each round, with changing weights.
 
     By default there are six rounds of two examples.
     """
-
-    def make(name: str = "c", order: tuple[tuple[int, ...], ...] = ORDER) -> tuple[Case, Tensor]:
-        x = torch.rand(6, 1, 8, 8, generator=seeded(5))
-        weights, rounds = None, []
-        for number, rows in enumerate(order, start=1):
-            batch = x[list(rows)], torch.tensor(rows)
-            seen = observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=0.01, client=name, weights=weights)
-            rounds.append(replace(seen, round=number))
-            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
-        return Case(tuple(rounds)), x
-
-    return make
+    x = torch.rand(6, 1, 8, 8, generator=seeded(5))
+    rounds = [[(x[list(rows)], torch.tensor(rows))] for rows in order]
+    return observe_rounds(rounds, model=LENET, data=DATA, learning_rate=0.01, client=name), x
 
 
 def list_uses(found, order: tuple[tuple[int, ...], ...] = ORDER) -> list[tuple[int, int]]:
@@ -55,8 +45,8 @@ def fill_update(observation: Observation, value: float) -> Observation:
 
 
 @pytest.mark.parametrize("compare", ["features", "images"])
-def test_every_example_of_two_epochs_is_linked(client: Client, compare: str) -> None:
-    case, _ = client()
+def test_every_example_of_two_epochs_is_linked(compare: str) -> None:
+    case, _ = make_client()
     (found,) = agic(steps=3, pre_steps=60, compare=compare)([case], rng=seeded())
     assert len(found.x) == 6
     assert sorted(list_uses(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
@@ -64,7 +54,7 @@ def test_every_example_of_two_epochs_is_linked(client: Client, compare: str) -> 
     assert found.case == case.key
 
 
-def test_exact_features_need_no_search_for_labels(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_features_need_no_search_for_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The labels of the bias's gradient are kept if the features explain the gradient; a gradient with an error is searched."""
     searches: list[int] = []
 
@@ -73,7 +63,7 @@ def test_exact_features_need_no_search_for_labels(client: Client, monkeypatch: p
         return torch.zeros(2, dtype=torch.int64)
 
     monkeypatch.setattr(Describer, "_infer_labels", search)
-    case, _ = client()
+    case, _ = make_client()
     describer = Describer(agic().matching, "features", 1, "cpu")
     described = describer(case, seeded(), None, None)
     assert [sorted(one.labels.tolist()) for one in described] == [sorted(rows) for rows in ORDER]
@@ -85,19 +75,19 @@ def test_exact_features_need_no_search_for_labels(client: Client, monkeypatch: p
     assert searches == [2]
 
 
-def test_without_links_every_place_has_its_own_example(client: Client) -> None:
-    case, _ = client()
+def test_without_links_every_place_has_its_own_example() -> None:
+    case, _ = make_client()
     (found,) = agic(steps=1, compare="none")([case], rng=seeded())
     assert len(found.x) == 12
     assert [slot.example for slot in found.slots] == list(range(12))
 
 
-def test_null_returns_one_example_for_every_place(client: Client) -> None:
+def test_null_returns_one_example_for_every_place() -> None:
     """Only gradients show that two places hold the same example, so that the null returns 12, not 6, examples.
 
     Scoring compares the first six; see also test_nulls.
     """
-    case, _ = client()
+    case, _ = make_client()
     (null,) = agic(steps=3).null()([case], rng=seeded())
     assert len(null.x) == 12
     assert null.route == "prior alone"
@@ -106,8 +96,8 @@ def test_null_returns_one_example_for_every_place(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite"), (0.0, "all zeros")])
-def test_unusable_round_is_left_out_with_a_note(client: Client, value: float, words: str) -> None:
-    case, _ = client()
+def test_unusable_round_is_left_out_with_a_note(value: float, words: str) -> None:
+    case, _ = make_client()
     rounds = list(case.observations)
     rounds[1] = fill_update(rounds[1], value)
     (found,) = agic(steps=2)([Case(tuple(rounds))], rng=seeded())
@@ -117,16 +107,16 @@ def test_unusable_round_is_left_out_with_a_note(client: Client, value: float, wo
     assert found.case == Case(tuple(rounds)).key
 
 
-def test_client_without_a_usable_round_is_refused(client: Client) -> None:
-    case, _ = client()
+def test_client_without_a_usable_round_is_refused() -> None:
+    case, _ = make_client()
     nothing = Case(tuple(fill_update(o, float("nan")) for o in case.observations))
     with pytest.raises(ValueError, match="no round can be used: its update contains NaN or infinite values"):
         agic(steps=1)([nothing], rng=seeded())
 
 
-def test_missing_rounds_and_other_batch_sizes_are_noted(client: Client) -> None:
+def test_missing_rounds_and_other_batch_sizes_are_noted() -> None:
     order = ((0, 3), (1, 4), (2, 5), (4, 2, 0), (1,), (5, 3))
-    case, _ = client(order=order)
+    case, _ = make_client(order=order)
     (found,) = agic(steps=2)([Case(case.observations[:1] + case.observations[2:])], rng=seeded())
     all_notes = " ".join(found.notes)
     assert "no usable round of this client between rounds 1 and 3" in all_notes
@@ -134,9 +124,9 @@ def test_missing_rounds_and_other_batch_sizes_are_noted(client: Client) -> None:
     assert sorted({slot.round for slot in found.slots}) == [1, 3, 4, 5, 6]
 
 
-def test_clients_with_different_numbers_of_rounds_are_attacked_in_one_call(client: Client) -> None:
-    one, _ = client()
-    short = Case(client("d")[0].observations[:2])
+def test_clients_with_different_numbers_of_rounds_are_attacked_in_one_call() -> None:
+    one, _ = make_client()
+    short = Case(make_client("d")[0].observations[:2])
     first, second = agic(steps=1)([one, short], rng=seeded())
     assert (first.case, second.case) == (one.key, short.key)
     assert (len(first.x), len(second.x)) == (6, 4)
@@ -154,15 +144,15 @@ def interrupt_at(call: int) -> tuple[Callable[[int, int, str], None], list[int]]
     return progress, received
 
 
-def test_interrupt_during_the_first_reconstructions_ends_the_attack(client: Client) -> None:
+def test_interrupt_during_the_first_reconstructions_ends_the_attack() -> None:
     progress, received = interrupt_at(23)  # in the third of six rounds
     with pytest.raises(KeyboardInterrupt):
-        agic(steps=3, pre_steps=10, compare="images")([client()[0]], rng=seeded(), progress=progress)
+        agic(steps=3, pre_steps=10, compare="images")([make_client()[0]], rng=seeded(), progress=progress)
     assert len(received) == 23
 
 
-def test_interrupted_joint_search_returns_the_finished_clients(client: Client) -> None:
-    cases = [Case(client(name)[0].observations[:rounds]) for name, rounds in (("c", 3), ("d", 2), ("e", 1))]
+def test_interrupted_joint_search_returns_the_finished_clients() -> None:
+    cases = [Case(make_client(name)[0].observations[:rounds]) for name, rounds in (("c", 3), ("d", 2), ("e", 1))]
     progress, received = interrupt_at(15)  # in the second of three groups, of which the one round comes first
     found = agic(steps=10, closed_forms=False)(cases, rng=seeded(), progress=progress)
     assert [(one.case, one.interrupted) for one in found] == [(cases[1].key, True), (cases[2].key, False)]
@@ -185,17 +175,21 @@ class MemoryStorage:
         self.kept[key] = {name: tensor.clone() for name, tensor in state.items()}
 
 
-def test_checkpoints_of_two_clients_do_not_mix(client: Client) -> None:
+def test_checkpoints_of_two_clients_do_not_mix() -> None:
     other = tuple(reversed(ORDER))
-    cases = [client()[0], client("d", other)[0]]
+    cases = [make_client()[0], make_client("d", other)[0]]
     attack = agic(steps=2, pre_steps=5, compare="images")
     for one, alone in zip(attack(cases, rng=seeded(), memory=MemoryStorage()), cases, strict=True):
         (own,) = attack([alone], rng=seeded())
         assert [(s.round, s.example) for s in one.slots] == [(s.round, s.example) for s in own.slots]
 
 
-def test_attack_interrupted_while_linking_resumes_to_the_same_result(client: Client) -> None:
-    cases, attack, memory = [client()[0], client("d")[0]], agic(steps=3, pre_steps=10, compare="images"), MemoryStorage()
+def test_attack_interrupted_while_linking_resumes_to_the_same_result() -> None:
+    cases, attack, memory = (
+        [make_client()[0], make_client("d")[0]],
+        agic(steps=3, pre_steps=10, compare="images"),
+        MemoryStorage(),
+    )
     with pytest.raises(KeyboardInterrupt):
         attack(cases, rng=seeded(), memory=memory, progress=interrupt_at(87)[0])  # in the third round of the second client
     progress, received = interrupt_at(0)
@@ -206,16 +200,16 @@ def test_attack_interrupted_while_linking_resumes_to_the_same_result(client: Cli
         assert one.slots == whole.slots
 
 
-def test_known_labels_are_listed_as_an_oracle(client: Client) -> None:
-    case, _ = client()
+def test_known_labels_are_listed_as_an_oracle() -> None:
+    case, _ = make_client()
     received = replace(case, known_labels=torch.tensor([label for rows in ORDER for label in rows]))
     (found,) = agic(steps=1)([received], rng=seeded())
     assert found.oracles == ("labels",)
     assert sorted(list_uses(found)) == sorted((number, label) for number, rows in enumerate(ORDER, start=1) for label in rows)
 
 
-def test_rounds_of_several_clients_are_refused(client: Client) -> None:
-    case, other = client()[0], client("d")[0]
+def test_rounds_of_several_clients_are_refused() -> None:
+    case, other = make_client()[0], make_client("d")[0]
     mixed = Case((case.observations[0], other.observations[1]))
     assert find_unmet(agic(), mixed) == ["it attacks rounds of one client together"]
     assert find_unmet(agic(), case) == []
@@ -244,9 +238,9 @@ def test_search_without_adam_stops_after_200_evaluations_without_progress(name: 
     assert search.stop.patience * search.optimiser.period == 200
 
 
-def test_linked_rounds_of_several_local_epochs_keep_their_places(client: Client) -> None:
+def test_linked_rounds_of_several_local_epochs_keep_their_places() -> None:
     """Each local epoch has separate examples during the search, and the links apply to all of them."""
-    case, _ = client()
+    case, _ = make_client()
     several = tuple(replace(o, training=replace(o.training, steps=None, epochs=2, batch_size=2)) for o in case.observations)
     links = Links((torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([1.0, 0.5, 1.0]), torch.tensor([0, 3, 4]), (1, 2))
     attack = agic(steps=1, local_steps="simulated", order_invariant=0.1)

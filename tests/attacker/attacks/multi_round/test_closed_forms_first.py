@@ -1,12 +1,12 @@
 """Tests of closed forms before a search over several rounds: rounds that they solve are not searched."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from failing_storage import FailingStorage
 from generators import seeded
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case, accumulate, exact
@@ -21,32 +21,22 @@ from attacker.attacks.papers.agic import agic
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording import DataSpec, ModelSpec
 
+LENET = ModelSpec(name="lenet_dlg")
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
 SINGLES = ((0,), (1,), (2,), (1,), (0,))
 MIXED = ((0,), (1,), (1, 0), (2, 3), (4, 1))
 """Rounds 1 and 2 are solved by closed forms, round 3 has their examples, and 4 and 5 have unknown ones (and 5 a known one)."""
-
-Client = Callable[..., Case]
 
 
 def make_images() -> Tensor:
     return torch.rand(6, 1, 8, 8, generator=seeded(5))
 
 
-@pytest.fixture
-def client(observe) -> Client:
-    """Function that returns the rounds of a client: one step on the examples `order[t]` in each, with changing weights."""
-
-    def make(order: tuple[tuple[int, ...], ...], defense: str = "", rate: float = 0.01) -> Case:
-        x, weights, rounds = make_images(), None, []
-        for number, rows in enumerate(order, start=1):
-            batch, model = (x[list(rows)], torch.tensor(rows)), ModelSpec(name="lenet_dlg")
-            seen = observe(batch, model=model, data=DATA, learning_rate=rate, weights=weights, defense=defense)
-            rounds.append(replace(seen, round=number))
-            weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
-        return Case(tuple(rounds))
-
-    return make
+def make_client(order: tuple[tuple[int, ...], ...], defense: str = "", rate: float = 0.01) -> Case:
+    """Return the rounds of a client: one step on the examples `order[t]` in each, with changing weights."""
+    x = make_images()
+    rounds = [[(x[list(rows)], torch.tensor(rows))] for rows in order]
+    return observe_rounds(rounds, model=LENET, data=DATA, learning_rate=rate, defense=defense)
 
 
 @pytest.fixture
@@ -68,8 +58,8 @@ def list_uses(found: Reconstruction) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("attack", [agic(), accumulate(compare="features"), agic(compare="none"), agic(compare="images")])
-def test_client_of_single_images_is_solved_by_closed_forms_without_a_search(client: Client, searched, attack: Agic) -> None:
-    case = client(SINGLES)
+def test_client_of_single_images_is_solved_by_closed_forms_without_a_search(searched, attack: Agic) -> None:
+    case = make_client(SINGLES)
     (found,) = attack([case], rng=seeded())
     assert (searched, found.iterations, found.case, found.attack) == ([], 0, case.key, attack.name)
     assert list_uses(found) == [(number, label) for number, (label,) in enumerate(SINGLES, start=1)]
@@ -85,13 +75,13 @@ def test_client_of_single_images_is_solved_by_closed_forms_without_a_search(clie
     assert any("3 examples in 5 rounds" in note for note in found.notes)
 
 
-def test_client_that_always_uses_one_image_gets_one_example(client: Client, searched) -> None:
-    (found,) = accumulate()([client(((3,),) * 4)], rng=seeded())
+def test_client_that_always_uses_one_image_gets_one_example(searched) -> None:
+    (found,) = accumulate()([make_client(((3,),) * 4)], rng=seeded())
     assert (searched, len(found.x), found.y.tolist()) == ([], 1, [3])
     assert [(slot.round, slot.example) for slot in found.slots] == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
-def test_round_that_known_examples_explain_is_not_searched(client: Client, searched, monkeypatch) -> None:
+def test_round_that_known_examples_explain_is_not_searched(searched, monkeypatch) -> None:
     """Closed forms are limited to round 1. `accumulate` assumes the same examples in all rounds, but round 3 has another."""
     certify = ClosedForm.certify
     monkeypatch.setattr(
@@ -99,14 +89,14 @@ def test_round_that_known_examples_explain_is_not_searched(client: Client, searc
         "certify",
         lambda self, case, *, rng: certify(self, case, rng=rng) if case.observations[0].round == 1 else None,
     )
-    (found,) = accumulate(steps=1)([client(((3,), (3,), (5,)))], rng=seeded())
+    (found,) = accumulate(steps=1)([make_client(((3,), (3,), (5,)))], rng=seeded())
     assert {tuple(rounds) for rounds in searched} == {(3,)}
     assert list_uses(found)[:2] == [(1, 3), (2, 3)]
     assert found.slots[0].example == found.slots[1].example != found.slots[2].example
 
 
-def test_only_rounds_with_unknown_examples_are_searched(client: Client, searched) -> None:
-    case = client(MIXED)
+def test_only_rounds_with_unknown_examples_are_searched(searched) -> None:
+    case = make_client(MIXED)
     attack = agic(steps=5, optimiser="wolfe", distance="euclidean", beta=1.0, relu_modifier=False)
     (found,) = attack([case], rng=seeded())
     assert {tuple(rounds) for rounds in searched} == {(4, 5)}
@@ -124,8 +114,8 @@ def test_only_rounds_with_unknown_examples_are_searched(client: Client, searched
     assert not any("no usable round" in note for note in found.notes)
 
 
-def test_known_examples_of_a_round_lower_the_error_of_its_others(client: Client) -> None:
-    case = client(((1,), (4, 1)))
+def test_known_examples_of_a_round_lower_the_error_of_its_others() -> None:
+    case = make_client(((1,), (4, 1)))
     settings = {"steps": 40, "optimiser": "wolfe", "distance": "euclidean", "beta": 1.0, "relu_modifier": False, "tv": 0.0}
     errors = []
     for first in (True, False):
@@ -135,8 +125,8 @@ def test_known_examples_of_a_round_lower_the_error_of_its_others(client: Client)
     assert errors[0] < 0.5 * errors[1]
 
 
-def test_held_examples_enter_the_loss_and_have_no_slope(client: Client) -> None:
-    case, x, y = client(((2, 3),)), make_images()[[2, 3]], torch.tensor([2, 3])
+def test_held_examples_enter_the_loss_and_have_no_slope() -> None:
+    case, x, y = make_client(((2, 3),)), make_images()[[2, 3]], torch.tensor([2, 3])
     held = HeldExamples(x * torch.tensor([1.0, 0.0])[:, None, None, None], torch.tensor([True, False]))
     attack = replace(agic(tv=0.0, optimiser="wolfe", distance="euclidean").matching, held={case.key: held})
     batch = CaseBatch(attack, [case])
@@ -153,8 +143,8 @@ def test_held_examples_enter_the_loss_and_have_no_slope(client: Client) -> None:
     assert torch.equal(batch.decode_answer(0, errors[0], y)[0][0], x[0])
 
 
-def test_with_noise_the_answer_is_that_without_closed_forms(client: Client) -> None:
-    case = client(SINGLES[:3], defense="gaussian(0.001)")
+def test_with_noise_the_answer_is_that_without_closed_forms() -> None:
+    case = make_client(SINGLES[:3], defense="gaussian(0.001)")
     settings = {"steps": 3, "optimiser": "wolfe", "distance": "euclidean"}
     (found,), (plain,) = (agic(**settings, closed_forms=first)([case], rng=seeded()) for first in (True, False))
     assert torch.equal(found.x, plain.x)
@@ -163,12 +153,12 @@ def test_with_noise_the_answer_is_that_without_closed_forms(client: Client) -> N
 
 
 @pytest.mark.parametrize("knows_defense", [True, False])
-def test_no_round_is_certified_with_noise(client: Client, knows_defense: bool) -> None:
+def test_no_round_is_certified_with_noise(knows_defense: bool) -> None:
     for defense in ("gaussian(0.001)", "gaussian(0.00001)"):
-        assert certify_rounds(client(SINGLES, defense=defense), seeded(), knows_defense, "cpu") is None
+        assert certify_rounds(make_client(SINGLES, defense=defense), seeded(), knows_defense, "cpu") is None
 
 
-def test_closed_forms_stop_after_failures_at_a_batch_size(client: Client, monkeypatch) -> None:
+def test_closed_forms_stop_after_failures_at_a_batch_size(monkeypatch) -> None:
     tried, certify = [], ClosedForm.certify
 
     def count(self, case, *, rng):
@@ -177,18 +167,18 @@ def test_closed_forms_stop_after_failures_at_a_batch_size(client: Client, monkey
 
     monkeypatch.setattr(ClosedForm, "certify", count)
     order = ((0, 1),) * (MAX_FAILURES + 2) + ((2,),)
-    known = certify_rounds(client(order), seeded(), True, "cpu")
+    known = certify_rounds(make_client(order), seeded(), True, "cpu")
     assert known is not None
     assert tried == [*range(1, MAX_FAILURES + 1), len(order)]
     assert list(known.routes) == [len(order)]
 
 
-def test_null_and_given_links_use_no_closed_form(client: Client, monkeypatch) -> None:
+def test_null_and_given_links_use_no_closed_form(monkeypatch) -> None:
     def fail(self, case, *, rng):
         raise AssertionError("a closed form was tried")
 
     monkeypatch.setattr(ClosedForm, "certify", fail)
-    case = client(SINGLES[:2])
+    case = make_client(SINGLES[:2])
     (null,) = agic(steps=1).null()([case], rng=seeded())
     assert null.route == "prior alone"
     given_links = Links((torch.tensor([0]), torch.tensor([1])), torch.ones(2), torch.tensor([0, 1]))
@@ -198,14 +188,14 @@ def test_null_and_given_links_use_no_closed_form(client: Client, monkeypatch) ->
         agic(steps=1)([case], rng=seeded())
 
 
-def test_a_simulated_residual_keeps_all_rounds(client: Client, searched) -> None:
-    case = client(((1,),) * 3, defense="top_k(0.5, error_feedback=True)")
+def test_a_simulated_residual_keeps_all_rounds(searched) -> None:
+    case = make_client(((1,),) * 3, defense="top_k(0.5, error_feedback=True)")
     accumulate(steps=1)([case], rng=seeded())
     assert {tuple(rounds) for rounds in searched} == {(1, 2, 3)}
 
 
-def test_killed_attack_resumes_to_the_same_result(client: Client) -> None:
-    case, attack, storage = client(MIXED), agic(steps=6), FailingStorage(3)
+def test_killed_attack_resumes_to_the_same_result() -> None:
+    case, attack, storage = make_client(MIXED), agic(steps=6), FailingStorage(3)
     (whole,) = attack([case], rng=seeded())
     with pytest.raises(RuntimeError, match="killed"):
         attack([case], rng=seeded(), memory=storage)
@@ -216,8 +206,8 @@ def test_killed_attack_resumes_to_the_same_result(client: Client) -> None:
     assert (resumed.slots, resumed.evaluations) == (whole.slots, whole.evaluations)
 
 
-def test_search_begun_without_closed_forms_resumes_without_them(client: Client) -> None:
-    case, storage = client(MIXED), FailingStorage(2)
+def test_search_begun_without_closed_forms_resumes_without_them() -> None:
+    case, storage = make_client(MIXED), FailingStorage(2)
     (whole,) = agic(steps=6, closed_forms=False)([case], rng=seeded())
     with pytest.raises(RuntimeError, match="killed"):
         agic(steps=6, closed_forms=False)([case], rng=seeded(), memory=storage)

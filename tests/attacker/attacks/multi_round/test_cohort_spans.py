@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_sums
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case, Need, cohort_spans, find_unmet
@@ -14,10 +14,7 @@ from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples
 from attacker.attacks.multi_round.spans.cohorts import isolate_clients, name_owner
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.reconstruction import Reconstruction
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 COHORTS = (("a", "b"), ("a", "c"), ("b", "c"), ("a", "b"))
@@ -35,23 +32,13 @@ def make_sums(
     cohorts: Sequence[tuple[str, ...]],
     holdings: Mapping[str, tuple[Tensor, Tensor]],
     hidden: int = 96,
-    client: str = SUM_CLIENT,
     data: DataSpec = DATA,
     rate: float = 0.05,
 ) -> Case:
     """Return secure sums of clients that take one local step on each of their examples; weights change with the rounds."""
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
-    network = models.build(model, data, seed=2)
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    training, rounds = Training(learning_rate=rate, batch_size=1, steps=EXAMPLES), []
-    for number, cohort in enumerate(cohorts, start=1):
-        batches = {name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort}
-        updates = [train(network, weights, own, training, data).update for own in batches.values()]
-        update = {name: torch.stack([one[name] for one in updates]).mean(dim=0) for name in weights}
-        facts = {"round": number, "client": client, "cohort": cohort, "num_examples": EXAMPLES * len(cohort)}
-        rounds.append(make_observation(update, weights, model=model, data=data, training=training, **facts))
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds))
+    rounds = [{name: [(x[None], y[None]) for x, y in zip(*holdings[name], strict=True)] for name in cohort} for cohort in cohorts]
+    return observe_sums(rounds, model=model, data=data, seed=2, learning_rate=rate)
 
 
 def make_plane(*axes: int) -> RowSpace:
@@ -117,7 +104,8 @@ def test_layer_narrower_than_a_sum_is_refused() -> None:
 
 
 def test_a_single_client_is_refused() -> None:
-    case = make_sums(COHORTS, hold("a", "b", "c"), client="a")
+    sums = make_sums(COHORTS, hold("a", "b", "c"))
+    case = Case(tuple(replace(observation, client="a") for observation in sums.observations))
     assert find_unmet(cohort_spans(), case) == [Need.SECURE_SUM.value]
     for attack in (cohort_spans(), cohort_spans(repeated=True)):
         with pytest.raises(ValueError, match="it splits secure sums, and this is the update of a single client"):

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import make_observation, observe_sums
 from torch import Tensor
 
 from attacker.attacks import Case, cohort_spans, spans
@@ -30,7 +30,6 @@ from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import make_factors
 from fedsim import data, models
 from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.recording.masked_vectors import SUM_CLIENT
 from fedsim.training.local import train
 
 PHOTOS = data.load("photos", size=32)
@@ -68,22 +67,14 @@ def measure_psnr(found: Tensor, x: Tensor) -> Tensor:
 def make_sums(cohorts: Sequence[tuple[str, ...]], x: Tensor, *, steps: int = 2, hidden: int = 64) -> Case:
     """Return secure sums of clients a, b, ..., each with CLIENT_IMAGES of the images x, which it uses in every round."""
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
-    network = models.build(model, DATA, seed=2)
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    size = CLIENT_IMAGES // steps
-    training, rounds = Training(learning_rate=0.02, batch_size=size, steps=steps), []
-    for number, cohort in enumerate(cohorts, start=1):
-        updates = []
-        for name in cohort:
-            first = CLIENT_IMAGES * (ord(name) - ord("a"))
-            rows = first + torch.randperm(CLIENT_IMAGES, generator=seeded(100 * number + first))
-            batches = [(x[part], part % DATA.num_classes) for part in rows.split(size)]
-            updates.append(train(network, weights, batches, training, DATA).update)
-        update = {name: torch.stack([one[name] for one in updates]).mean(dim=0) for name in weights}
-        facts = {"round": number, "client": SUM_CLIENT, "cohort": cohort, "num_examples": CLIENT_IMAGES * len(cohort)}
-        rounds.append(make_observation(update, weights, model=model, data=DATA, training=training, **facts))
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds))
+
+    def draw_batches(number: int, name: str) -> list[tuple[Tensor, Tensor]]:
+        first = CLIENT_IMAGES * (ord(name) - ord("a"))
+        rows = first + torch.randperm(CLIENT_IMAGES, generator=seeded(100 * number + first))
+        return [(x[part], part % DATA.num_classes) for part in rows.split(CLIENT_IMAGES // steps)]
+
+    rounds = [{name: draw_batches(number, name) for name in cohort} for number, cohort in enumerate(cohorts, start=1)]
+    return observe_sums(rounds, model=model, data=DATA, seed=2, learning_rate=0.02)
 
 
 def test_estimates_are_the_images_of_a_span_with_their_sign_and_scale() -> None:

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from observations import observe_sums
 from torch import Tensor
 
 from attacker.attacks import Case, cohort_spans, find_unmet
 from attacker.attacks.multi_round.disaggregation import disaggregate
 from defenses import DefenseSpec
-from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
-from fedsim.training.local import train
 
 UPDATES = {name: torch.randn(2, 3, generator=torch.Generator().manual_seed(i)) for i, name in enumerate("abcd")}
 
@@ -71,32 +70,9 @@ def make_lenet_sums(cohorts: Sequence[str], rate: float = 1e-5) -> tuple[Case, T
     data, model = DataSpec(shape=(1, 16, 16), num_classes=4), ModelSpec(name="lenet_cpl")
     names = sorted({name for cohort in cohorts for name in cohort})
     x = torch.rand(len(names), *data.shape, generator=torch.Generator().manual_seed(3))
-    network, rounds = models.build(model, data, seed=1), []
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    training = Training(learning_rate=rate, batch_size=1, steps=1)
-    for number, cohort in enumerate(cohorts, start=1):
-        each = [
-            train(network, weights, [(x[i : i + 1], torch.tensor([i % 4]))], training, data).update
-            for i, name in enumerate(names)
-            if name in cohort
-        ]
-        update = {name: torch.stack([one[name] for one in each]).mean(dim=0) for name in weights}
-        rounds.append(
-            Observation(
-                round=number,
-                client="sum",
-                cohort=tuple(cohort),
-                num_examples=len(cohort),
-                model=model,
-                data=data,
-                training=training,
-                defenses=DefenseSpec(),
-                weights=weights,
-                payload=encode(update),
-            )
-        )
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds)), x
+    batches = {name: [(x[i : i + 1], torch.tensor([i % 4]))] for i, name in enumerate(names)}
+    rounds = [{name: batches[name] for name in cohort} for cohort in cohorts]
+    return observe_sums(rounds, model=model, data=data, seed=1, learning_rate=rate), x
 
 
 def test_attack_on_solved_sums_names_the_owner_of_each_image() -> None:

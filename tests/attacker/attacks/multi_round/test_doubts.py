@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seeded
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case, spans
@@ -12,34 +14,18 @@ from attacker.attacks.multi_round.spans.layer_rows import join_parameters, read_
 from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer
-from defenses import DefenseSpec
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
-from fedsim.recording.codec import encode
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(1, 8, 8), num_classes=4)
 LAYER = InputLayer("1.weight", "1.bias")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def record(x: Tensor, order: list[list[int]], data: DataSpec, *, hidden: int, seed: int = 0) -> Case:
     """Return the rounds of a client that takes one step on each batch of `order`; labels are random."""
     y = torch.randint(data.num_classes, (len(x),), generator=seeded(seed + 1))
     model = ModelSpec(name="mlp", arguments={"hidden": [hidden]})
-    network, rounds = models.build(model, data, seed=seed), []
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    for number, rows in enumerate(order, start=1):
-        training = Training(learning_rate=0.05, batch_size=len(rows), steps=1)
-        update = train(network, weights, [(x[rows], y[rows])], training, data).update
-        facts = {"model": model, "data": data, "training": training, "weights": weights, "payload": encode(update)}
-        one = Observation(round=number, client="c", cohort=("c",), num_examples=len(rows), defenses=DefenseSpec(), **facts)
-        rounds.append(one)
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds))
+    rounds = [[(x[rows], y[rows])] for rows in order]
+    return observe_rounds(rounds, model=model, data=data, seed=seed, learning_rate=0.05)
 
 
 def shuffle(examples: int, batch: int, epochs: int = 2) -> list[list[int]]:

@@ -1,13 +1,12 @@
 """Tests of merging: candidates of the same example from unlinked rounds become one, others stay separate."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
+from observations import observe_rounds
 from torch import Tensor
 
-from attacker.attacks import Case
 from attacker.attacks.multi_round.merging import MAX_CANDIDATES, group_candidates, merge
 from attacker.attacks.papers.agic import agic
 from attacker.reconstruction import Reconstruction, Slot
@@ -98,19 +97,16 @@ def test_nan_candidate_is_not_merged() -> None:
 def test_attack_without_links_merges_its_candidates(observe: Callable[..., Observation]) -> None:
     """With batches of two and three passes, a search without links returns twelve candidates of four examples."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), four()
-    rounds, weights = [], None
-    for number, rows in enumerate(((0, 2), (1, 3), (1, 2), (0, 3), (0, 2), (1, 3)), start=1):
-        batch = x[list(rows)], LABELS[list(rows)]
-        seen = observe(batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.01, weights=weights)
-        weights = {key: w + seen.update[key] for key, w in seen.weights.items()}
-        rounds.append(replace(seen, round=number))
+    order = ((0, 2), (1, 3), (1, 2), (0, 3), (0, 2), (1, 3))
+    rounds = [[(x[list(rows)], LABELS[list(rows)])] for rows in order]
+    case = observe_rounds(rounds, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.01)
     attack = agic(compare="none", distance="euclidean", optimiser="wolfe", steps=50, tv=0.0)
-    (found,) = attack([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
+    (found,) = attack([case], rng=torch.Generator().manual_seed(0))
     assert len(found.x) < 8
     assert len(found.slots) == 12
     for number in range(1, 7):
         assert len({slot.example for slot in found.slots if slot.round == number}) == 2
     errors = (found.x.clamp(0, 1)[:, None] - x[None]).flatten(2).square().mean(dim=2)
     assert (errors.min(dim=0).values < 0.009).sum() >= 3
-    (null,) = attack.null()([Case(tuple(rounds))], rng=torch.Generator().manual_seed(0))
+    (null,) = attack.null()([case], rng=torch.Generator().manual_seed(0))
     assert len(null.x) == 12

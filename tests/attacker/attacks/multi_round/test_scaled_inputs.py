@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_rounds
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cocktail_party, cohort_spans, spans
@@ -13,9 +13,8 @@ from attacker.attacks.networks.input_layer import find_input_layer
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.models import ModuleSpec
-from fedsim.recording import DataSpec, Training
+from fedsim.recording import DataSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.training.local import train
 
 RAW = DataSpec(shape=(3, 6, 6), num_classes=4)
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.3, 0.2)
@@ -53,14 +52,11 @@ def make_case(spec: ModuleSpec, data: DataSpec, order: tuple[tuple[int, ...], ..
     secure: whether each update is instead the secure sum of clients with one example each, named after it.
     """
     x, y = draw_examples(1 + max(max(rows) for rows in order))
-    rounds, training = [], Training(learning_rate=0.1, batch_size=len(order[0]), steps=1)
-    weights = {name: p.detach() for name, p in models.build(spec, data).named_parameters()}
-    for number, rows in enumerate(order, start=1):
-        update = train(models.build(spec, data), weights, [(x[list(rows)], y[list(rows)])], training, data).update
-        facts = {"client": SUM_CLIENT, "cohort": tuple(map(str, rows))} if secure else {}
-        seen = make_observation(update, weights, model=spec, data=data, training=training, round=number, **facts)
-        rounds.append(replace(seen, num_examples=len(rows), buffers=dict(models.build(spec, data).named_buffers())))
-        weights = {name: w + update[name] for name, w in weights.items()}
+    case = observe_rounds([[(x[list(rows)], y[list(rows)])] for rows in order], model=spec, data=data)
+    rounds = []
+    for seen, rows in zip(case.observations, order, strict=True):
+        sender = {"client": SUM_CLIENT, "cohort": tuple(map(str, rows))} if secure else {}
+        rounds.append(replace(seen, buffers=dict(models.build(spec, data).named_buffers()), **sender))
     return Case(tuple(rounds))
 
 

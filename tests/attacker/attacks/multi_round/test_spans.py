@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_rounds
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
@@ -17,11 +17,8 @@ from attacker.attacks.multi_round.spans.observed_layer import find_limits
 from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
 from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, compute_threshold, intersect
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
-from defenses import DefenseSpec
-from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
-from fedsim.training.local import train
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.4,), std=(0.3,))
 MLP = ModelSpec(name="mlp", arguments={"hidden": [64]})
@@ -41,18 +38,12 @@ def make_client(
     """Return the rounds of a client that trains on each batch of `order` in turn, and its examples and labels."""
     x = torch.rand(examples, *data.shape, generator=seeded(5))
     y = torch.arange(examples) % data.num_classes
-    network, spec, rounds = models.build(model, data, seed=1), DefenseSpec.parse(defense), []
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    for number, rows in enumerate(order, start=1):
-        settings = Training(**{"learning_rate": 0.1, "batch_size": len(rows), "steps": 1, **training})
-        batches = [(x[list(rows)][part], y[list(rows)][part]) for part in torch.arange(len(rows)).split(settings.batch_size)]
-        update = train(network, weights, batches, settings, data).update
-        built = spec.build()
-        sent, _ = built.apply(update, built.init(update), seeded(number))
-        facts = {"round": number, "num_examples": len(rows), "defense": defense}
-        rounds.append(make_observation(sent, weights, model=model, data=data, training=settings, **facts))
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds)), x, y
+    rounds = []
+    for rows in map(list, order):
+        parts = torch.arange(len(rows)).split(int(training.get("batch_size", len(rows))))
+        rounds.append([(x[rows][part], y[rows][part]) for part in parts])
+    case = observe_rounds(rounds, model=model, data=data, defense=defense, seed=1, **{"steps": 1, **training})
+    return case, x, y
 
 
 def find_spaces(case: Case) -> list[RowSpace]:

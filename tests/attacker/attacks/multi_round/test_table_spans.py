@@ -2,13 +2,11 @@
 
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case, spans
-from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec
 
 MLP = ModelSpec(name="mlp", arguments={"hidden": [64]})
 
@@ -16,14 +14,8 @@ MLP = ModelSpec(name="mlp", arguments={"hidden": [64]})
 def make_table_client(batches: list[Tensor], classes: int = 4) -> Case:
     """Return the rounds of a client with one batch (N, F) of table rows in each, on an MLP of 64 neurons."""
     data = DataSpec(shape=(batches[0].shape[1],), num_classes=classes)
-    network, rounds = models.build(MLP, data, seed=1), []
-    weights = {name: p.detach() for name, p in network.named_parameters()}
-    for number, x in enumerate(batches, start=1):
-        settings = Training(learning_rate=0.05, batch_size=len(x), steps=1)
-        update = train(network, weights, [(x, torch.arange(len(x)) % classes)], settings, data).update
-        rounds.append(make_observation(update, weights, model=MLP, data=data, training=settings, round=number))
-        weights = {name: w + update[name] for name, w in weights.items()}
-    return Case(tuple(rounds))
+    rounds = [[(x, torch.arange(len(x)) % classes)] for x in batches]
+    return observe_rounds(rounds, model=MLP, data=data, seed=1, learning_rate=0.05)
 
 
 def find_wrong(case: Case, truth: Tensor) -> tuple[int, int]:

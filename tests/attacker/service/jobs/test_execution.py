@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,7 +61,7 @@ def ignore_progress(share: float, words: str) -> None:
 
 
 def change_spec(task: JobTask, **fields: object) -> JobTask:
-    return replace(task, spec={**task.spec, **fields})
+    return task.model_copy(update={"spec": {**task.spec, **fields}})
 
 
 def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> Replay:
@@ -101,14 +100,14 @@ def test_cases_of_an_earlier_attempt_are_skipped(task: JobTask, run: Path) -> No
 
 def test_job_of_finished_cases_needs_no_cluster(task: JobTask) -> None:
     run_job(task, Interrupt(), ignore_progress)
-    again = run_job(replace(task, ray="127.0.0.1:1"), Interrupt(), ignore_progress)
+    again = run_job(task.model_copy(update={"ray": "127.0.0.1:1"}), Interrupt(), ignore_progress)
     assert (again.state, again.error) == ("done", None)
     assert again.result.scored
 
 
 def test_nothing_is_scored_without_true_examples(task: JobTask, run: Path) -> None:
     before = (run / "scores.jsonl").read_bytes()
-    answer = run_job(replace(task, truth=()), Interrupt(), ignore_progress)
+    answer = run_job(task.model_copy(update={"truth": ()}), Interrupt(), ignore_progress)
     assert (answer.state, answer.result.scored) == ("done", False)
     assert "no truth" in (answer.result.score_note or "")
     assert (run / "scores.jsonl").read_bytes() == before

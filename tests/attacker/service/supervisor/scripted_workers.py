@@ -1,8 +1,9 @@
 """Workers that are short scripts, the journal of the tasks that they get, and waiting for their jobs."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from processes import wait_until
 
 from attacker.service.jobs.job import FINAL_STATES, Job, JobSpec
 from attacker.service.jobs.queue import Queue
@@ -32,20 +33,12 @@ def program(tmp_path: Path, before: str = "") -> str:
 
 
 def wait_for_end(queue: Queue, job: Job) -> Job:
-    return wait_until(queue, job, lambda now: now.state in FINAL_STATES)
+    return wait_for_job(queue, job, lambda now: now.state in FINAL_STATES)
 
 
-def wait_until(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:
-    until(lambda: reached(queue.get(job.id)), lambda: queue.get(job.id))
+def wait_for_job(queue: Queue, job: Job, reached: Callable[[Job], bool]) -> Job:
+    wait_until(lambda: reached(queue.get(job.id)), lambda: queue.get(job.id), seconds=TIME_LIMIT)
     return queue.get(job.id)
-
-
-def until(reached: Callable[[], bool], description: Callable[[], object] | str) -> None:
-    """Wait until `reached()` is true, or fail with `description` after the time limit."""
-    deadline = time.monotonic() + TIME_LIMIT
-    while not reached():
-        assert time.monotonic() < deadline, description if isinstance(description, str) else description()
-        time.sleep(0.02)
 
 
 def journal(tmp_path: Path) -> list[list[str]]:

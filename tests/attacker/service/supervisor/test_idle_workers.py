@@ -9,7 +9,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-from processes import is_alive
+from processes import is_alive, wait_until
 
 from attacker.replay.executors.process_usage import list_children
 from attacker.service.settings import ServiceSettings
@@ -50,11 +50,7 @@ def tend(idle: IdleWorkers, busy: list[JobWorker], seconds: float = 0.3) -> None
 
 def stand_by(idle: IdleWorkers) -> None:
     """Maintain the idle workers until one is on stand-by."""
-    until = time.monotonic() + TIME_LIMIT
-    while idle._ready is None:
-        assert time.monotonic() < until
-        idle.maintain([])
-        time.sleep(0.02)
+    wait_until(lambda: idle.maintain([]) or idle._ready)
 
 
 def workers() -> set[int]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import is_alive
+from processes import is_alive, wait_until
 from publications import list_publications
-from scripted_workers import SPEC, journal, program, until
+from scripted_workers import SPEC, journal, program
 
 from attacker.service.jobs.queue import Queue
 from attacker.service.settings import ServiceSettings
@@ -73,7 +73,7 @@ def test_jobs_are_published_once_although_services_and_workers_are_killed(
         _one_life(services(), kills, queue, tmp_path)
     (tmp_path / "go").touch()
     services()
-    until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
+    wait_until(lambda: queue.count_states()["done"] == len(jobs), queue.count_states)
     finished = {job.id: job for job in queue.list(limit=100)}
     assert list_publications(queue) == {id: job.attempts for id, job in finished.items()}
     assert set(finished) == jobs == {job for _, job, _ in journal(tmp_path)}
@@ -84,13 +84,13 @@ def test_jobs_are_published_once_although_services_and_workers_are_killed(
 def _one_life(service: int, kills: int, queue: Queue, tmp_path: Path) -> None:
     """Kill some workers of a running service, and then the service."""
     begun, killed = len(journal(tmp_path)), set[str]()
-    until(lambda: len(journal(tmp_path)) > begun, "no worker has begun")
+    wait_until(lambda: len(journal(tmp_path)) > begun, "no worker has begun")
     for _ in range(kills):
         time.sleep(0.17)
         last = journal(tmp_path)[-1][0]
         if last not in killed:
             killed.add(last)
             os.kill(int(last), signal.SIGKILL)
-    until(lambda: queue.count_states()["running"] > 0, "no job is under way")
+    wait_until(lambda: queue.count_states()["running"] > 0, "no job is under way")
     os.kill(service, signal.SIGKILL)
-    until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")
+    wait_until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "a worker ends with its service")

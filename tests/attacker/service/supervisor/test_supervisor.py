@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import is_alive
+from processes import is_alive, wait_until
 from publications import list_publications
-from scripted_workers import SPEC, journal, program, until, wait_for_end, wait_until
+from scripted_workers import SPEC, journal, program, wait_for_end, wait_for_job
 
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.settings import ServiceSettings
@@ -70,10 +70,10 @@ def test_number_of_running_jobs_is_limited_by_workers(queue: Queue, work: Work, 
         seen.add(counts["running"])
         return counts[state] == count
 
-    until(lambda: looked("running", 2), "two workers, and not two jobs")
-    until(lambda: len(journal(tmp_path)) == 2, "not both have begun")
+    wait_until(lambda: looked("running", 2), "two workers, and not two jobs")
+    wait_until(lambda: len(journal(tmp_path)) == 2, "not both have begun")
     (tmp_path / "go").touch()
-    until(lambda: looked("done", len(jobs)), "not all jobs are done")
+    wait_until(lambda: looked("done", len(jobs)), "not all jobs are done")
     assert max(seen) == 2
 
 
@@ -156,7 +156,7 @@ IGNORE_INTERRUPT = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
 def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, tmp_path: Path) -> None:
     job = queue.submit(SPEC)
     work(ENDLESS_TASK, ANSWER_INTERRUPT)
-    wait_until(queue, job, lambda now: now.progress.share > 0)
+    wait_for_job(queue, job, lambda now: now.progress.share > 0)
     queue.cancel(job.id)
     now = wait_for_end(queue, job)
     assert (now.state, now.crashes) == ("cancelled", 0)
@@ -164,7 +164,7 @@ def test_cancelled_running_job_keeps_its_best_so_far(queue: Queue, work: Work, t
     assert now.result.score_note == "best so far"
     assert list_publications(queue) == {}
     pid = int(journal(tmp_path)[0][0])
-    until(lambda: not is_alive(pid), "the signal may still be on its way: no other job may meet it")
+    wait_until(lambda: not is_alive(pid), "the signal may still be on its way: no other job may meet it")
 
 
 def test_job_beyond_its_time_fails_and_keeps_its_best_so_far(queue: Queue, work: Work) -> None:
@@ -185,11 +185,11 @@ def test_worker_that_ignores_the_interrupt_is_killed(
     job = queue.submit(SPEC)
     work(ENDLESS_TASK, IGNORE_INTERRUPT, **({"job_seconds": 0.3} if reason == "failed" else {}))
     if reason == "cancelled":
-        wait_until(queue, job, lambda now: now.progress.share > 0)
+        wait_for_job(queue, job, lambda now: now.progress.share > 0)
         queue.cancel(job.id)
     now = wait_for_end(queue, job)
     assert (now.state, now.attempts, now.crashes) == (reason, 1, 0)
-    until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
+    wait_until(lambda: not any(is_alive(int(pid)) for pid, *_ in journal(tmp_path)), "it lives on")
 
 
 @pytest.mark.parametrize("whose", ["its own", "its child's"])
@@ -235,7 +235,7 @@ def test_memory_left_by_an_earlier_job_does_not_count(queue: Queue, work: Work, 
 def test_job_of_a_stopped_service_is_queued_again(queue: Queue, work: Work, tmp_path: Path) -> None:
     job = queue.submit(SPEC)
     supervisor = work(ENDLESS_TASK)
-    wait_until(queue, job, lambda now: now.progress.share > 0)
+    wait_for_job(queue, job, lambda now: now.progress.share > 0)
     supervisor.stop()
     now = queue.get(job.id)
     assert (now.state, now.crashes) == ("queued", 0)

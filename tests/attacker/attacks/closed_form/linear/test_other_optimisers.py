@@ -12,7 +12,7 @@ from fedsim.recording import DataSpec, ModelSpec, Training
 
 
 @pytest.mark.parametrize("optimiser", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.SGD])
-@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (4, 1), (8, 4)])
+@pytest.mark.parametrize(("examples", "steps"), [(1, 1), (4, 1), (4, 2)])
 def test_signs_of_gradients_are_not_taken_for_examples(optimiser: type[torch.optim.Optimizer], examples: int, steps: int) -> None:
     """After several steps, rows of neurons that were active in one step alone are signs, and parallel for positive inputs."""
     data, spec = DataSpec(shape=(1, 8, 8), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [128]})
