@@ -349,3 +349,21 @@ def test_exact_images_slightly_outside_their_range_are_undecided(
     assert (found.confidence[0] > 0.9) == is_known
     assert isnan(found.confidence[0]) != is_known
     assert any("instead of 0 to 1: if clients normalise" in note for note in found.notes) != is_known
+
+
+@pytest.mark.parametrize("attack", [exact(fallback="none"), inverting_gradients(steps=400)])
+@pytest.mark.parametrize(("shift", "standardised"), [(0.0, True), (0.05, False)])
+def test_images_that_are_standardised_by_their_own_mean_are_undecided(
+    image_case: Make, observe: Callable[..., object], attack: Callable[..., list[Reconstruction]], shift: float, standardised: bool
+) -> None:
+    """The client's mean is the image's own, and the stated one is not, so that the answer has another brightness than the image."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.25,))
+    _, x, y = image_case(1)
+    seen = data.denormalise((x - x.mean()) / x.std(correction=0)) + shift
+    assert 0 <= float(seen.min()) <= float(seen.max()) <= 1, "else the answer is undecided for its range"
+    case = Case((observe((seen, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = attack([case], rng=seeded())
+    assert float((found.x - seen).square().mean()) < 1e-4
+    assert isnan(float(found.confidence[0])) == standardised
+    assert standardised or float(found.confidence[0]) > 0.9
+    assert any("standardised each image by its own mean" in note for note in found.notes) == standardised
