@@ -12,7 +12,7 @@ import torch
 from generators import seeded
 from torch import Tensor, nn
 
-from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
+from attacker.attacks import Attack, Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimate_probabilities, estimates, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, FACT_WORDS, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
@@ -354,9 +354,9 @@ def test_exact_images_slightly_outside_their_range_are_undecided(
 @pytest.mark.parametrize("attack", [exact(fallback="none"), inverting_gradients(steps=400)])
 @pytest.mark.parametrize(("shift", "standardised"), [(0.0, True), (0.05, False)])
 def test_images_that_are_standardised_by_their_own_mean_are_undecided(
-    image_case: Make, observe: Callable[..., object], attack: Callable[..., list[Reconstruction]], shift: float, standardised: bool
+    image_case: Make, observe: Callable[..., object], attack: Attack, shift: float, standardised: bool
 ) -> None:
-    """The client's mean is the image's own, and the stated one is not, so that the answer has another brightness than the image."""
+    """The client's mean is the image's own, and the stated one is not: the answer has another brightness than the image."""
     data = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.25,))
     _, x, y = image_case(1)
     seen = data.denormalise((x - x.mean()) / x.std(correction=0)) + shift
