@@ -367,3 +367,14 @@ def test_images_that_are_standardised_by_their_own_mean_are_undecided(
     assert isnan(float(found.confidence[0])) == standardised
     assert standardised or float(found.confidence[0]) > 0.9
     assert any("standardised each image by its own mean" in note for note in found.notes) == standardised
+
+
+def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: Callable[..., object]) -> None:
+    """A client that leaves out its last, smaller batch reports more examples than it trains on."""
+    x, y = smooth_images(3)
+    seen = observe((x, y), model=ModelSpec(name="mlp"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    (found,) = inverting_gradients(steps=400, give_up=0.0)([Case((replace(seen, num_examples=4),))], rng=seeded())
+    wrong = (found.x.clamp(0, 1)[:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=1) > 0.1
+    assert int(wrong.sum()) == 1
+    assert isnan(float(found.confidence[wrong]))
+    assert any("of the gradient is unexplained" in note for note in found.notes)
