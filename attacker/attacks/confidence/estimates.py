@@ -116,7 +116,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     evaluations without having converged. The fifth is an image nearly of one colour whose mean posterior variance exceeds
     MAX_RECOVERED_MSE, or beside which more than MAX_UNEXPLAINED_COLOUR of the gradient's power is unexplained: the curve takes
     smooth images for good ones, but a nearly constant image explains the gradient of some networks of sigmoids whatever the
-    original is, and fills up batches of fewer examples than are searched for. The sixth is an image that is standardised by its own mean and deviation.
+    original is, and fills up batches of fewer examples than are searched for. The sixth is an image that is standardised by its
+    own mean and deviation.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
