@@ -111,10 +111,10 @@ def keep_weights_of_body(content: RecordDict) -> None:
         ),
         (
             keep_weights_of_body,
-            "cannot record the reply of client {}: malformed reply: tensor 'fc3.bias': the client returned no such tensor, but "
-            "the weights that it was sent have shape (10,) with floating-point values; if clients return only a part of the weights "
-            "on purpose, let the server send only this part, and name a function whose network holds the other weights as buffers "
-            "that are not saved (docs/tutorials/flower-app.md shows one)",
+            "cannot record the reply of client {}: malformed reply: tensor 'fc3.bias': the client returned no such tensor, "
+            "but the weights that it was sent have shape (10,) with floating-point values; if clients return only a part of "
+            "the weights on purpose, let the server send only this part, and name a function whose network holds the other "
+            "weights as buffers that are not saved (docs/tutorials/flower-app.md shows one)",
         ),
     ],
 )
