@@ -170,6 +170,7 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
     attack, case = exact(fallback="none"), Case((watch(),))
     assert find_unmet(attack, case) == []
+    assert not any("such as the attack cpl" in reason for reason in attack.plan(case).reasons.values()), "it is refused as well"
     (found,) = attack([case], rng=torch.Generator().manual_seed(0))
     assert sorted(found.y.tolist()) == [0, 2]
     assert found.confidence.tolist() == [0, 0]  # its values are no tokens
