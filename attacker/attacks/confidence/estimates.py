@@ -3,6 +3,7 @@
 "Power" is a squared Euclidean norm. An answer is a reconstruction before its confidence is known.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.evidence import (
+    INSIDE,
     MAX_EXACT_MISFIT,
     SearchAnswer,
     compute_shares,
@@ -210,7 +212,8 @@ def judge_closed_form(
        or another example may be missing.
     5. Examples with a confidence of at least MIN_LIKELY become undecided if there is an `open_question`, and so do images with
        this confidence whose mean squared distance to [0, 1] exceeds MAX_RECOVERED_MSE or, for exact answers of the route
-       `linear`, MAX_LINEAR_OUTSIDE.
+       `linear`, MAX_LINEAR_OUTSIDE. If `missed` is at most MAX_LINEAR_DISTANCE, images further outside than MAX_RECOVERED_MSE
+       have the confidence of images inside, so that they are undecided if all other evidence is good.
     6. So do images that are standardised by their own mean and deviation.
     """
     count, mixtures = len(x), stays.isnan().cpu()
@@ -222,6 +225,8 @@ def judge_closed_form(
         "examples": torch.full((count,), float(max(examples, 1))).log2(),
         **measure_appearance(x.cpu().float(), data),
     }
+    if data.is_image and missed <= MAX_LINEAR_DISTANCE:  # so values far outside [0, 1] are the clients', not errors
+        evidence["outside"] = evidence["outside"].masked_fill(is_far_outside(x).cpu(), math.log10(INSIDE))
     judged = judge(route, evidence, explained, data)
     if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()

@@ -378,3 +378,17 @@ def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: C
     assert int(wrong.sum()) == 1
     assert isnan(float(found.confidence[wrong]))
     assert any("of the gradient is unexplained" in note for note in found.notes)
+
+
+def test_exact_images_far_outside_their_range_are_undecided_by_any_closed_form(
+    image_case: Make, observe: Callable[..., object]
+) -> None:
+    """The client's normalisation is not stated, so that the answer has values of -2 to 2, which are no errors."""
+    _, x, y = image_case(1)
+    inputs, data = (x - x.mean()) / x.std(), DataSpec(shape=(1, 8, 8), num_classes=4)
+    case = Case((observe((inputs, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = exact(fallback="none")([case], rng=seeded())
+    assert found.route == "layers"
+    assert float((found.x - inputs).square().mean()) < 1e-6
+    assert isnan(float(found.confidence[0]))
+    assert any("instead of 0 to 1" in note or "standardised" in note for note in found.notes)
