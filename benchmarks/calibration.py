@@ -2,6 +2,7 @@
 
     confidence   recovered share of examples compared with the attack's confidence, for each route: the method that gave the
                  answer, such as a closed form or a search
+    smooth_decoder  the same of searches with the decoder `smooth`, which have the curve of searches in pixels
     intervals    how often the nominal 95 % intervals of scoring contain the true value
     verdicts     how often the verdict is "no leak" although there is one, and "leak" although there is none
     give_up      how many searches that would succeed if they ran to their end are given up early by the default rule
@@ -20,6 +21,7 @@ from support.contract import Options, parse_options, print_results
 
 TABLE_MODULES = {
     "confidence": "support.calibration.confidence",
+    "smooth_decoder": "support.calibration.confidence",
     "intervals": "support.calibration.statistics",
     "verdicts": "support.calibration.statistics",
     "give_up": "support.calibration.give_up",

@@ -252,7 +252,8 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_rando
             title=_title_recovered(strongest),
             evidence=f"{strongest.spec} on {_count(strongest.updates, 'update')}: "
             f"{_count(strongest.confident, 'reconstruction')} with a calibrated probability of at least {MIN_CONFIDENCE:g} that "
-            "they are recovered. The true examples to compare them with were not given (--truth).",
+            "they are recovered, if clients normalise their examples as stated. The true examples to compare them with were not "
+            "given (--truth).",
             advice=advice,
         )
     far = max(attacks, key=lambda attack: attack.outside)

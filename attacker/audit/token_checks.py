@@ -94,19 +94,24 @@ def _judge(observations: Sequence[Observation], embeddings: set[str], *, has_num
         return NotChecked(rule=TOKENS_RULE, reason=reason, kind="inconclusive")
     if not readable:
         return PassedCheck(rule=TOKENS_RULE, evidence=f"no rows of an embedding stand out in {len(observations)} updates")
-    first, name, rows = readable[0]
+    first = readable[0][0]
     of_sums = all(seen.client == SUM_CLIENT for seen, _, _ in readable)
-    listed = ", ".join(map(str, rows[:MAX_LISTED])) + (", ..." if len(rows) > MAX_LISTED else "")
     whose = "the clients of a secure sum" if of_sums else "a client"
     what, of_all = ("categories", "codes") if has_numbers else ("tokens", "tokens of the vocabulary")
     limitation = " The check reads nothing of the real numbers that the examples hold as well." if has_numbers else ""
+    named = ", ".join(sorted({name for _, name, _ in readable}))
+    occurring = "; ".join(
+        f"{len(rows)} of the {len(first.update[name]):,} {of_all}{f' of {name}' * has_numbers} occur, those with the numbers "
+        f"{', '.join(map(str, rows[:MAX_LISTED]))}{', ...' * (len(rows) > MAX_LISTED)}"
+        for seen, name, rows in readable
+        if seen is first
+    )
     return Finding(
         rule=TOKENS_RULE,
         grade="moderate" if of_sums or has_numbers else "serious",
-        title=f"The server can read from the update of {name} which {what} the examples of {whose} contain.",
+        title=f"The server can read from the update of {named} which {what} the examples of {whose} contain.",
         evidence=f"In {len({seen.key for seen, _, _ in readable})} of {len(observations)} updates only the rows of {what} that "
-        f"occur change. Round {first.round}, client {first.client}: {len(rows)} of the {len(first.update[name]):,} {of_all} "
-        f"occur, those with the numbers {listed}.{limitation}",
+        f"occur change. Round {first.round}, client {first.client}: {occurring}.{limitation}",
         advice="Freeze the embedding, or clip the update and add noise to all of its rows, or sum the updates of many clients by "
         "secure aggregation.",
     )

@@ -125,7 +125,7 @@ def _judge_head(observation: Observation) -> list[str]:
         f"the last layer's bias, {bias}, changed by {'' if whole else 'up to '}{largest:.2g}{' in all' * whole}, and {steps} "
         f"step{'s' * (steps != 1)} of SGD with a learning rate of {training.learning_rate:g} can change it by at most "
         f"{possible:.2g}: compare learning_rate and the number of steps, and whether clients take the mean of the loss over the "
-        f"batch{OTHER_LOSS * (training.loss == 'logistic')}"
+        f"batch or add noise{OTHER_LOSS * (training.loss == 'logistic')}"
     ]
 
 

@@ -241,7 +241,8 @@ def _print_audit(found: "Audit", files: list[Path]) -> None:
         )
     if not found.findings:
         beaten = ", and no attack beat its null" if found.has_answer and found.scored else ""
-        out.print(f"{len(found.passed)} checks found nothing{beaten}; that is no proof that nothing leaks.")
+        passed = f"{len(found.passed)} check{'s' * (len(found.passed) != 1)}"
+        out.print(f"{passed} found nothing{beaten}; that is no proof that nothing leaks.")
     for unknown in found.not_checked:
         if unknown.rule == ATTACK_RULE and (STOPPED in unknown.reason or NOT_STARTED in unknown.reason):
             out.print(escape(unknown.reason), soft_wrap=True)

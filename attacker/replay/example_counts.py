@@ -137,8 +137,9 @@ def measure_least_examples(observation: Observation) -> tuple[int, str]:
 def _list_rank_one_layers(observation: Observation) -> list[str]:
     """Return the weights of linear layers with at most MAX_RANKED_VALUES values in which one example's gradient has rank one.
 
-    The gradients of two random examples are tested. A layer that sees several rows per example, or whose weight is used twice,
-    fails the test. The result is empty if the network cannot be built or fails on random inputs.
+    The gradients of two random examples are tested. One consists of zeros and ones, which are two different tokens for a network
+    that reads whole numbers; real numbers from 0 to 1 would all be the token 0. A layer that sees several rows per example, or
+    whose weight is used twice, fails the test. The result is empty if the network cannot be built or fails on these examples.
     """
     try:
         model = models.build(observation.model, observation.data).eval().requires_grad_(True)
@@ -146,8 +147,8 @@ def _list_rank_one_layers(observation: Observation) -> list[str]:
         layers = {f"{name}.weight": layer.weight for name, layer in linear if isinstance(layer.weight, nn.Parameter)}
         layers = {name: w for name, w in layers.items() if w.numel() <= MAX_RANKED_VALUES and name in observation.payload.tensors}
         rng, passed = torch.Generator().manual_seed(0), set(layers)
-        for _ in range(2):
-            x = torch.rand(1, *observation.data.shape, generator=rng)
+        numbers = torch.rand(1, *observation.data.shape, generator=rng)
+        for x in (numbers, numbers.round()):
             logits = model(observation.data.normalise(x))
             loss = (logits * torch.randn(logits.shape, generator=rng)).sum()
             slopes = torch.autograd.grad(loss, list(layers.values()), allow_unused=True)

@@ -17,6 +17,10 @@ from fedsim.recording.writer import MAX_EXAMPLES, Reply, is_plain
 
 NODE_DIGITS = 13
 """Number of digits from which a purely numeric pseudonym is refused, since it could be another client's node id."""
+RETURNED_PART_ADVICE = (
+    "; if clients return only a part of the weights on purpose, let the server send only this part, and name a function whose "
+    "network holds the other weights as buffers that are not saved (docs/tutorials/flower-app.md shows one)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +145,7 @@ class ReplyReader:
             wrong = sorted(name for name in got.keys() | sent.keys() if got.get(name) != sent.get(name))
             raise ValueError(
                 f"tensor {wrong[0]!r}: the client returned {_describe(got.get(wrong[0]))}, but the weights that it was sent have "
-                f"{_describe(sent.get(wrong[0]))}"
+                f"{_describe(sent.get(wrong[0]))}{RETURNED_PART_ADVICE * (got.items() < sent.items())}"
             )
 
 

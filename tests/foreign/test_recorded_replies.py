@@ -95,6 +95,11 @@ def test_clients_may_keep_the_statistics_of_batch_norm_that_the_server_sends(app
         assert all(torch.equal(tensor, after[name]) for name, tensor in o.payload.tensors.items())
 
 
+def keep_weights_of_body(content: RecordDict) -> None:
+    *body, _, _ = content["arrays"].items()
+    content["arrays"] = ArrayRecord(dict(body))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -103,6 +108,13 @@ def test_clients_may_keep_the_statistics_of_batch_norm_that_the_server_sends(app
             add_arrays_under_other_names,
             "cannot record the reply of client {}: malformed reply: the client's reply has the array records 'control', 'net'; "
             "send the weights in one record, or beside others under the strategy's arrayrecord_key, 'arrays'",
+        ),
+        (
+            keep_weights_of_body,
+            "cannot record the reply of client {}: malformed reply: tensor 'fc3.bias': the client returned no such tensor, "
+            "but the weights that it was sent have shape (10,) with floating-point values; if clients return only a part of "
+            "the weights on purpose, let the server send only this part, and name a function whose network holds the other "
+            "weights as buffers that are not saved (docs/tutorials/flower-app.md shows one)",
         ),
     ],
 )

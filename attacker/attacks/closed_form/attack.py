@@ -265,7 +265,8 @@ class _Run:
         confidence, reasons = doubt_likely(judged.confidence, *self._find_unexplained(i, answer, stays))
         judged = replace(judged, confidence=confidence, notes=(*judged.notes, *reasons))
         if not is_differentiable(observation.model, observation.data):
-            judged = replace(judged, confidence=torch.zeros(count), notes=(WHOLE_NUMBERS,))
+            unknown = torch.full((count,), torch.nan)
+            judged = replace(judged, confidence=torch.zeros(count), explained=unknown, notes=(WHOLE_NUMBERS,))
         return build_reconstruction(
             case,
             answer.x,

@@ -88,7 +88,7 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
         raise ValueError(
             "the closed form 'layer_input' needs an update of one example and one step, and this update is of "
             f"{observed.examples} example{'s' * (observed.examples != 1)} and {observed.steps} "
-            f"step{'s' * (observed.steps != 1)}; a search, such as the attack cpl, has no such limit"
+            f"step{'s' * (observed.steps != 1)}{observed.search_advice}"
         )
     first = observed.cases[0].observations[0]
     if not is_differentiable(first.model, first.data):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.input_scaling import InputScaling, measure_scaling
 from attacker.attacks.networks.chain import Chain, read_chain
+from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.networks.forward import run_forward_pass
 from attacker.attacks.networks.input_layer import is_input_random
 from attacker.attacks.networks.traced import NotAChain
@@ -91,6 +92,12 @@ class StackedObservations:
     def chain(self) -> Chain | str:
         """The model as a chain of layers, or the reason why it is not one, as a string."""
         return self._chain_and_scaling[0]
+
+    @cached_property
+    def search_advice(self) -> str:
+        """What to do instead, to be added to the reason why a closed form cannot be used; "" if searches are refused as well."""
+        first = self.cases[0].observations[0]
+        return "; a search, such as the attack cpl, has no such limit" if is_differentiable(first.model, first.data) else ""
 
     def scale_inputs(self, x: Tensor) -> Tensor:
         """Return the inputs (..., *shape) of the first layer of `chain` for examples x (..., *shape) in [0, 1]."""

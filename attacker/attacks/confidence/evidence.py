@@ -16,6 +16,8 @@ from fedsim.recording.observation import DataSpec
 
 MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
+INSIDE = 1e-5
+"""Mean squared distance to [0, 1] that is added to that of an image, whose logarithm is the feature `outside`."""
 EVALUATIONS_PER_ITERATION = 40
 """Gradient evaluations of a search per iteration of conjugate gradients in `Posterior.estimate_error`, of which there are at
 least 2 and at most CG_ITERATIONS. The estimate thus costs at most a tenth of a search of 80 or more evaluations."""
@@ -140,7 +142,7 @@ def measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
     that is the mean absolute difference of vertical neighbours plus that of horizontal ones.
     """
     outside = measure_outside(x)
-    looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + 1e-5)}
+    looks = {"outside": torch.log10(outside.nan_to_num(nan=1e3, posinf=1e3) + INSIDE)}
     if data.is_image:
         x = x.nan_to_num().clamp(0, 1)
         down, across = (x[..., 1:, :] - x[..., :-1, :]).abs(), (x[..., 1:] - x[..., :-1]).abs()

@@ -19,7 +19,7 @@ from attacker.attacks.confidence import (
 )
 from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.decoders import pixels
+from attacker.attacks.matching.decoders import pixels, smooth
 from attacker.attacks.matching.loss.problems import ProblemRow
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.saved_state import BestResult
@@ -163,8 +163,10 @@ def _explain_uncalibrated(batch: CaseBatch) -> str:
         return "comparisons of a part of the gradient's entries were not calibrated"
     if batch.in_order:
         return "searches that simulate a defense with state over all rounds were not calibrated"
-    if batch.attack.parametrisation.decoder is not pixels:
-        return "of the decoders, only 'pixels' was calibrated"
+    if batch.attack.parametrisation.decoder not in (pixels, smooth):
+        return "of the decoders, only 'pixels' and 'smooth' were calibrated"
+    if batch.attack.parametrisation.decoder is smooth and len(batch.views) > 1:
+        return "searches in several rounds with the decoder 'smooth' were not calibrated"
     return ""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.calibration.cases import Cell, JudgedReconstruction, attack_cell
-from support.calibration.grid import CELLS, UNFITTED_NETWORK_CELLS
+from support.calibration.grid import CELLS, SMOOTH_DECODER_CELLS, UNFITTED_NETWORK_CELLS
 from support.calibration.reliability import Floats, brier, draw_diagram, make_bins, measure_calibration_error
 from support.contract import Options, ResultRow
 
@@ -39,6 +39,18 @@ def measure_confidence(options: Options) -> tuple[list[ResultRow], dict[str, Any
     if not options.quick:
         draw_diagram({route: pair for route, pair in group_by_route(answers).items() if len(pair[0])}, DIAGRAM_FILE)
     return summarise_answers(answers)
+
+
+def measure_smooth_decoder(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
+    """Attack `SMOOTH_DECODER_CELLS` with examples of the report split, as `measure_confidence` does, on one network.
+
+    Return the rows of `summarise_answers`, and its calibration error and number of examples. A quick run attacks one case.
+    """
+    torch.set_num_threads(1)
+    cells = SMOOTH_DECODER_CELLS if not options.quick else [replace(SMOOTH_DECODER_CELLS[0], cases=1)]
+    answers = _attack_placed([("smooth", cell) for cell in cells], options)
+    rows, summary = summarise_answers(answers)
+    return rows, {f"smooth_decoder_{name}": summary[name] for name in ("ece", "examples")}
 
 
 def summarise_answers(answers: Sequence[JudgedReconstruction]) -> tuple[list[ResultRow], dict[str, Any]]:
@@ -132,5 +144,8 @@ def _attack_cells(options: Options, *, network: int) -> list[JudgedReconstructio
     data "noise", their labels, and the random numbers of the attacks change with the seed.
     """
     options = replace(options, seed=options.seed + SEED_OFFSET + NETWORK_SEED_STEP * network)
-    own = place_cells(_select_cells(options))
-    return [one for _, cell, at in own for one in attack_cell(cell, options, part="report", skip=at)]
+    return _attack_placed(_select_cells(options), options)
+
+
+def _attack_placed(cells: Sequence[tuple[str, Cell]], options: Options) -> list[JudgedReconstruction]:
+    return [one for _, cell, at in place_cells(cells) for one in attack_cell(cell, options, part="report", skip=at)]

@@ -1,8 +1,9 @@
 """The cells on which confidence is calibrated and measured: lists of `Cell`, each an attack with network, data and defense."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from support.calibration.cases import NETWORKS_MODULE, Cell
@@ -295,6 +296,41 @@ SHORT_SEARCH_CELLS = [
     ),
 ]
 """Cells of searches that end long before they converge, as those do that a user or a budget stops."""
+SMOOTH_SETTINGS = {
+    "decoder": "smooth", "init": "smooth", "local_steps": "auto", "optimiser": "wolfe", "relative": True, "restarts": 3,
+    "steps": 50, "tv": 1e-6,
+}  # fmt: skip
+
+
+def smooth(settings: Mapping[str, Any] = MappingProxyType({}), **cell: Any) -> Cell:
+    """Return a cell of `cpl` as tuned for sigmoid and ReLU networks, with the decoder `smooth`. settings: other arguments."""
+    return cpl({**SMOOTH_SETTINGS, **settings}, half=cell.get("data") != "noise", **cell)
+
+
+SMOOTH_DECODER_CELLS = [
+    *(smooth(data=data, cases=8) for data in ("lfw", "cifar10")),
+    *(smooth(data=data, network="lenet_dlg", cases=8) for data in ("mnist", "cifar100")),
+    *(smooth(arguments={"activation": name}, data="cifar10", cases=8) for name in ("relu", "tanh", "leaky_relu")),
+    smooth(network=CONVNET_NAME, data="cifar10", cases=8),
+    smooth(network=STRIDED_NAME, data="lfw", cases=8),
+    smooth(network=f"{NETWORKS_MODULE}:smooth", data="cifar10", cases=8),
+    *(smooth(data=data, batch=4, cases=4) for data in ("lfw", "cifar10")),
+    smooth(network="lenet_dlg", data="cifar100", batch=8, cases=2),
+    *(smooth(data="lfw", defense=format_noise(std), cases=6) for std in (1e-3, 3e-3, 1e-2)),
+    smooth({"knows_defense": False}, data="lfw", defense=format_noise(1e-3), cases=6),
+    *(smooth(data="cifar100", defense=format_prune(keep), cases=4) for keep in (0.2, 0.05)),
+    smooth(data="lfw", epochs=2, rate=0.1, cases=6),
+    smooth(data="cifar10", steps=2, rate=1e-2, cases=4),
+    *(smooth(network="lenet_dlg", arguments={"channels": n}, data=data, cases=6) for n, data in ((5, "lfw"), (2, "mnist"))),
+    smooth(data="noise", cases=4),
+    smooth(network="lenet_dlg", arguments={"channels": 5}, data="noise", cases=4),
+    smooth({"steps": 10, "restarts": 1}, data="lfw", cases=8),
+    smooth({"steps": 20, "restarts": 1}, network=STRIDED_NAME, data="cifar100", cases=8),
+    smooth(data="cifar10", batch=4, claimed=2, cases=2),
+    smooth(network="lenet_dlg", data="lfw", batch=2, claimed=1, cases=6),
+    *(smooth({"label_rule": "joint"}, network=name, data="lfw", cases=6) for name in ("lenet_cpl", "lenet_dlg")),
+]
+"""Cells of searches with the decoder `smooth`. No curve was fitted to their answers, which have that of searches in pixels."""
 UNFITTED_NETWORK_CELLS = [
     cpl({"steps": 40}, network="lenet_dlg", arguments={"activation": "leaky_relu"}, data="lfw", half=True, cases=8),
     cpl({"steps": 40}, network=f"{NETWORKS_MODULE}:smooth", data="cifar10", half=True, cases=8),

@@ -138,39 +138,44 @@ def test_searches_refuse_networks_of_token_numbers(name: str, watch) -> None:  #
 
 
 class Mixed(nn.Module):
-    """A network for table rows of two numbers and the code of one category."""
+    """A network for table rows of two numbers and the codes of two categories."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.category = nn.Embedding(20, 4)
-        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+        self.category, self.town = nn.Embedding(20, 4), nn.Embedding(30, 4)
+        self.layers = nn.Sequential(nn.Linear(10, 16), nn.ReLU(), nn.Linear(16, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(torch.cat([x[:, :2], self.category(x[:, 2].long())], dim=1))
+        codes = self.category(x[:, 2].long()), self.town(x[:, 3].long())
+        logits: Tensor = self.layers(torch.cat([x[:, :2], *codes], dim=1))
         return logits
 
 
 def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> None:  # type: ignore[no-untyped-def]
     """A search could change the numbers, but would leave every code at the one that it starts from."""
-    spec, data = ModelSpec(name=f"{__name__}:Mixed"), DataSpec(shape=(3,), num_classes=3)
+    spec, data = ModelSpec(name=f"{__name__}:Mixed"), DataSpec(shape=(4,), num_classes=3)
     models.admit(spec.name)
-    one = observe((torch.tensor([[0.3, 0.8, 11.0]]), torch.tensor([1])), model=spec, data=data)
+    one = observe((torch.tensor([[0.3, 0.8, 11.0, 25.0]]), torch.tensor([1])), model=spec, data=data)
     for name in ("inverting_gradients", "agic"):
         assert any("codes of categories" in reason for reason in find_unmet(AttackSpec(name=name).build(), Case((one,))))
     assert "codes of categories" in exact(fallback="none").plan(Case((one,))).reasons["layer_input"]
     found = check(one)
     assert isinstance(found, Finding)
-    assert "1 of the 20 codes occur, those with the numbers 11." in found.evidence
+    assert "1 of the 20 codes of category.weight occur, those with the numbers 11;" in found.evidence
+    assert "1 of the 30 codes of town.weight occur, those with the numbers 25." in found.evidence
     assert found.grade == "moderate"  # the numbers of a row are not read
-    assert "which categories" in found.title
+    assert "the update of category.weight, town.weight which categories" in found.title
 
 
 def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
     attack, case = exact(fallback="none"), Case((watch(),))
     assert find_unmet(attack, case) == []
+    assert not any("such as the attack cpl" in reason for reason in attack.plan(case).reasons.values()), "it is refused as well"
     (found,) = attack([case], rng=torch.Generator().manual_seed(0))
     assert sorted(found.y.tolist()) == [0, 2]
     assert found.confidence.tolist() == [0, 0]  # its values are no tokens
+    assert found.explained is not None
+    assert bool(found.explained.isnan().all()), "else audits would say how little of the gradient the answer explains"
     assert any("only the labels mean something" in note for note in found.notes)
 
 

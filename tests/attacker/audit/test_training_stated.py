@@ -89,22 +89,40 @@ class TwiceUsed(nn.Module):
         return self.head(torch.tanh(self.hidden(x[:, :20])) + torch.tanh(self.hidden(x[:, 20:])))
 
 
+class Attending(nn.Module):
+    """A network with self-attention over the tokens of a text. It adds a matrix of rank one per token to a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(50, 16), nn.Parameter(0.02 * torch.randn(40, 16))
+        self.attention, self.head = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.embed(x.long()) + self.place
+        return self.head(torch.tanh(rows + self.attention(rows, rows, rows)[0]).mean(1))
+
+
 def train(
     net: nn.Module,
     *,
+    tokens: bool = False,
     steps: int = 1,
     batch: int = 4,
     decay: float = 0.0,
     sum_loss: bool = False,
     sent_in: torch.dtype = torch.float32,
 ) -> Observation:
-    """Return the observation of a client that takes steps of SGD on batches, and states one step on a batch of 4."""
+    """Return the observation of a client that takes steps of SGD on batches, and states one step on a batch of 4.
+
+    tokens: whether examples are random whole numbers from 0 to 49 instead of random real numbers from 0 to 1.
+    """
     rng = torch.Generator().manual_seed(2)
     start = {name: p.detach().clone() for name, p in net.named_parameters()}
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay)
     for _ in range(steps):
         optimiser.zero_grad()
         x, y = torch.rand(batch, 40, generator=rng), torch.randint(3, (batch,), generator=rng)
+        x = (50 * x).floor() if tokens else x
         loss = nn.functional.cross_entropy(net(x), y, reduction="sum" if sum_loss else "mean")
         loss.backward()
         optimiser.step()
@@ -141,6 +159,15 @@ def test_more_steps_or_examples_than_stated_are_a_finding(settings: dict[str, An
     found = check_training([train(build_perceptron(), **settings)])
     assert isinstance(found, Finding)
     assert re.search(words, found.evidence), found.evidence
+
+
+def test_layers_that_see_every_token_of_a_text_show_no_number_of_examples() -> None:
+    torch.manual_seed(0)
+    honest = train(Attending(), tokens=True)
+    change = honest.update["attention.out_proj.weight"]
+    assert torch.linalg.matrix_rank(change, rtol=0.01) > 4, "the client's four examples have more than four tokens"
+    found = check_training([honest])
+    assert isinstance(found, PassedCheck), found
 
 
 def test_noise_that_is_not_stated_is_named_as_a_cause_of_full_rank() -> None:

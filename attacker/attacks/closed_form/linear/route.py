@@ -117,9 +117,7 @@ def _require_linear(observed: StackedObservations) -> Chain:
     chain = observed.chain
     if isinstance(chain, str):
         reason = chain
-        raise ValueError(
-            f"the closed form 'linear' cannot invert this network: {reason}; a search, such as the attack cpl, has no such limit"
-        )
+        raise ValueError(f"the closed form 'linear' cannot invert this network: {reason}{observed.search_advice}")
     if chain.layers[0].kernel is not None:
         raise ValueError(
             f"the first layer, {chain.layers[0].name}, is a convolution, and the closed form 'linear' needs a linear layer "

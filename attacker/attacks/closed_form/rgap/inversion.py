@@ -53,9 +53,7 @@ def require_single(observed: StackedObservations) -> Chain:
     chain = observed.chain
     if isinstance(chain, str):
         reason = chain
-        raise ValueError(
-            f"R-GAP cannot invert this network layer by layer: {reason}; a search, such as the attack cpl, has no such limit"
-        )
+        raise ValueError(f"R-GAP cannot invert this network layer by layer: {reason}{observed.search_advice}")
     if observed.examples != 1:
         raise ValueError(
             f"the update was computed from {observed.examples} examples, and R-GAP recovers only a single one (from several, a "

@@ -12,7 +12,7 @@ import torch
 from generators import seeded
 from torch import Tensor, nn
 
-from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
+from attacker.attacks import Attack, Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimate_probabilities, estimates, evidence, find_curve
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, FACT_WORDS, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
@@ -349,3 +349,46 @@ def test_exact_images_slightly_outside_their_range_are_undecided(
     assert (found.confidence[0] > 0.9) == is_known
     assert isnan(found.confidence[0]) != is_known
     assert any("instead of 0 to 1: if clients normalise" in note for note in found.notes) != is_known
+
+
+@pytest.mark.parametrize("attack", [exact(fallback="none"), inverting_gradients(steps=400)])
+@pytest.mark.parametrize(("shift", "standardised"), [(0.0, True), (0.05, False)])
+def test_images_that_are_standardised_by_their_own_mean_are_undecided(
+    image_case: Make, observe: Callable[..., object], attack: Attack, shift: float, standardised: bool
+) -> None:
+    """The client's mean is the image's own, and the stated one is not: the answer has another brightness than the image."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.25,))
+    _, x, y = image_case(1)
+    seen = data.denormalise((x - x.mean()) / x.std(correction=0)) + shift
+    assert 0 <= float(seen.min()) <= float(seen.max()) <= 1, "else the answer is undecided for its range"
+    case = Case((observe((seen, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = attack([case], rng=seeded())
+    assert float((found.x - seen).square().mean()) < 1e-4
+    assert isnan(float(found.confidence[0])) == standardised
+    assert standardised or float(found.confidence[0]) > 0.9
+    assert any("standardised each image by its own mean" in note for note in found.notes) == standardised
+
+
+def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: Callable[..., object]) -> None:
+    """A client that leaves out its last, smaller batch reports more examples than it trains on."""
+    x, y = smooth_images(3)
+    seen = observe((x, y), model=ModelSpec(name="mlp"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    (found,) = inverting_gradients(steps=400, give_up=0.0)([Case((replace(seen, num_examples=4),))], rng=seeded())
+    wrong = (found.x.clamp(0, 1)[:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=1) > 0.1
+    assert int(wrong.sum()) == 1
+    assert isnan(float(found.confidence[wrong]))
+    assert any("of the gradient is unexplained" in note for note in found.notes)
+
+
+def test_exact_images_far_outside_their_range_are_undecided_by_any_closed_form(
+    image_case: Make, observe: Callable[..., object]
+) -> None:
+    """The client's normalisation is not stated, so that the answer has values of -2 to 2, which are no errors."""
+    _, x, y = image_case(1)
+    inputs, data = (x - x.mean()) / x.std(), DataSpec(shape=(1, 8, 8), num_classes=4)
+    case = Case((observe((inputs, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    (found,) = exact(fallback="none")([case], rng=seeded())
+    assert found.route == "layers"
+    assert float((found.x - inputs).square().mean()) < 1e-6
+    assert isnan(float(found.confidence[0]))
+    assert any("instead of 0 to 1" in note or "standardised" in note for note in found.notes)

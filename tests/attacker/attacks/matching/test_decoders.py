@@ -16,6 +16,7 @@ from attacker.attacks.learned.deep_prior import CODES, DeepPrior
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS, TANH_MARGIN, Decoder
 from attacker.attacks.matching.names import DECODERS, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
+from attacker.reconstruction import MAX_RECOVERED_MSE
 from defenses.registry import references
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
@@ -143,8 +144,25 @@ def test_smooth_image_is_recovered_with_named_decoders(smooth_case: tuple[Case, 
     attack = AttackSpec(name=name, arguments={"decoder": decoded_by, **settings}).build()
     (found,) = attack([case], rng=seeded())
     assert float((found.x - x).square().mean()) < 2e-3
-    assert "of the decoders, only 'pixels' was calibrated" in found.notes[-1]
+    assert "of the decoders, only 'pixels' and 'smooth' were calibrated" in found.notes[-1]
     assert found.confidence.isnan().all()
+
+
+@pytest.mark.parametrize("is_easy", [True, False])
+def test_answers_of_the_smooth_decoder_are_likely_if_they_are_right(
+    smooth_case: tuple[Case, Tensor], observe: Callable[..., Observation], is_easy: bool
+) -> None:
+    """The decoder is an invertible change of variables, so that the evidence on its answers is that on answers in pixels."""
+    case, x = smooth_case
+    if not is_easy:  # a rough image, and a search that ends far from it
+        x = torch.rand(x.shape, generator=seeded()).round()
+        case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=case.observations[0].data),))
+    attack = cpl(decoder="smooth", init="smooth", optimiser="wolfe", relative=True, steps=50 if is_easy else 2)
+    (found,) = attack([case], rng=seeded())
+    right = float((found.x.clamp(0, 1) - x).square().mean()) <= MAX_RECOVERED_MSE
+    assert right == is_easy
+    assert not bool(found.confidence.isnan().any()), found.notes
+    assert float(found.confidence[0]) > 0.9 if right else float(found.confidence[0]) < 0.5
 
 
 def test_small_latent_lowers_the_error_with_noise(observe: Callable[..., Observation]) -> None:
