@@ -1,10 +1,11 @@
 """Tests of the second search, by L-BFGS, from the best result of the first (`Polish`)."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
+from checkpoint_memory import DictMemory
 from generators import seeded
 from torch import Tensor
 
@@ -117,25 +118,6 @@ def test_searches_that_were_given_up_are_not_polished(image_case: Make) -> None:
         assert found.evaluations == 60  # a tenth of those of Adam
         (note,) = (note for note in found.notes if "given up after" in note)
         assert "after 60 of 600 iterations, because its loss was still above 0% of that at the start" in note
-
-
-@dataclass
-class DictMemory:
-    """A checkpoint storage in memory that raises KeyboardInterrupt once a state is saved under a key that begins with `until`."""
-
-    until: str
-    states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    every: float = 0.0
-    look: None = None
-
-    def recall(self, key: str) -> dict[str, Tensor] | None:
-        return self.states.get(key)
-
-    def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
-        self.states[key] = {name: t.clone() for name, t in state.items()}
-        self.states.pop(drop, None)
-        if self.until and key.startswith(self.until) and len(state["active.history"]) == 2:
-            raise SystemExit
 
 
 def test_killed_polish_resumes_to_bitwise_equal_images(image_case: Make) -> None:

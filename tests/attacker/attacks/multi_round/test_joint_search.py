@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from attacker.attacks import Case, GradientMatching, cpl
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.case_batch import CaseBatch
-from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.initialisation import uniform
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.objectives import squared_distance
 from attacker.attacks.optimisers.first_order import Adam
 from fedsim import models
