@@ -19,6 +19,9 @@ their batch norm layers, with and without the term for these statistics, beside 
 
 Table `local_epochs`: mean PSNR of `inverting_gradients` on clients that train for several local epochs on all of their images at
 once, with simulated local steps and with all steps taken for one, beside the null (support/local_epochs.py).
+
+Table `several_batches`: the same on clients whose local epochs have two batches of two images each, so that the order of the
+images is searched for before steps are simulated.
 """
 
 import tempfile
@@ -28,13 +31,15 @@ from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
 from support.contract import ResultRow, parse_options, print_results
 from support.learned_inversion import list_learned_settings, make_learned_row
-from support.local_epochs import list_epoch_settings, make_epoch_row
+from support.local_epochs import list_epoch_settings, list_shuffled_settings, make_epoch_row
 from support.returned_statistics import list_statistics_settings, make_statistics_row
 
 
 def main() -> None:
     """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs"))
+    options = parse_options(
+        __doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs", "several_batches")
+    )
     if options.table == "cocktail":
         separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
         print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, options)
@@ -50,10 +55,11 @@ def main() -> None:
         gain = min(row["psnr with"] - row["psnr without"] for row in returned)
         print_results("batches batch_norm", returned, {"worst_gain": gain}, options)
         return
-    if options.table == "local_epochs":
-        trained = [make_epoch_row(options, *setting) for setting in list_epoch_settings(quick=options.quick)]
+    if options.table in ("local_epochs", "several_batches"):
+        list_settings = list_epoch_settings if options.table == "local_epochs" else list_shuffled_settings
+        trained = [make_epoch_row(options, setting) for setting in list_settings(quick=options.quick)]
         gain = min(row["psnr simulated"] - row["psnr one batch"] for row in trained)
-        print_results("batches local_epochs", trained, {"worst_gain": gain}, options)
+        print_results(f"batches {options.table}", trained, {"worst_gain": gain}, options)
         return
     rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}

@@ -122,7 +122,8 @@ class Effort:
     searches:    number of searches of a case that run at once.
     starts:      largest number of searches of a case that run one after the other, as restarts do.
     local_steps: which local steps of a client are simulated one by one, which takes memory for each: "one_batch" for none,
-                 "simulated" for all, "auto" for those that are on all examples of a client.
+                 "simulated" for all, "auto" for those that are on all examples of a client, or whose order of examples is
+                 searched for.
     """
 
     evaluations: int = 1

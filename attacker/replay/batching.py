@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.base import Effort
-from attacker.attacks.simulation.client import choose_simulated_steps
+from attacker.attacks.simulation.client import choose_simulated_steps, count_ordered_steps
 from attacker.replay.cases import PlannedCase
 from attacker.replay.executors.process_usage import read_memory_limit
 from fedsim import models
@@ -97,7 +97,7 @@ class CaseFootprint:
         if not examples or self.effort.local_steps == "one_batch":
             return 1
         if self.effort.local_steps == "auto":
-            return choose_simulated_steps(self.training, examples)
+            return max(choose_simulated_steps(self.training, examples), count_ordered_steps(self.training, examples))
         try:
             return len(self.training.count_step_examples(examples) or (1,))
         except ValueError:  # more steps than a round can have, which the attack reports for this client alone

@@ -97,12 +97,14 @@ class Simulation:
         """
         if self.surrogate or not self._may_simulate_steps(observations, model):
             return 1
-        steps = [
-            (find_schedule(one)[1], count_ordered_steps(one), choose_simulated_steps(one.training, one.num_examples or 0))
-            for one in observations
-        ]
-        known = all(taken in (ordered, repeated) for taken, ordered, repeated in steps)
-        return max(ordered for _, ordered, _ in steps) if known else 1
+        ordered = 1
+        for one in observations:
+            (sizes, taken), examples = find_schedule(one), one.num_examples or 0
+            steps = count_ordered_steps(one.training, examples) if len(sizes) > 1 else 1
+            if taken not in (steps, choose_simulated_steps(one.training, examples)):
+                return 1
+            ordered = max(ordered, steps)
+        return ordered
 
     def _may_simulate_steps(self, observations: Sequence[Observation], model: nn.Module) -> bool:
         first, fixed = observations[0], self.local_steps != "auto" or self.draws or self.in_order

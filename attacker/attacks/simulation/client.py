@@ -100,16 +100,18 @@ def choose_simulated_steps(training: Training, examples: int) -> int:
     return len(sizes) if set(sizes) == {examples} and len(sizes) <= MAX_SIMULATED_STEPS else 1
 
 
-def count_ordered_steps(observation: Observation) -> int:
+def count_ordered_steps(training: Training, examples: int) -> int:
     """Return the number of local steps of a client if the order in which it used its examples can be searched for, else 1.
 
-    It can if the batch size of each step is known, if there are at most `MAX_SIMULATED_STEPS`, some on a part of the examples
-    only, and if the client has at most `MAX_ORDERED_EXAMPLES` examples and uses each once per epoch.
+    It can if the batch size of each step is known, if there are at most `MAX_SIMULATED_STEPS`, some of them on a part of the
+    examples only, and if the client has at most `MAX_ORDERED_EXAMPLES` examples and uses each once per epoch.
+    examples: number of examples; 0 if it is unknown.
     """
-    count, (sizes, steps) = observation.num_examples or 0, find_schedule(observation)
-    known = observation.client != SUM_CLIENT and steps == len(sizes) <= MAX_SIMULATED_STEPS
-    used_equally = 0 < count <= MAX_ORDERED_EXAMPLES and sum(sizes) % count == 0
-    return steps if known and used_equally and set(sizes) != {count} else 1
+    if not 0 < examples <= MAX_ORDERED_EXAMPLES or (training.epochs or 0) > MAX_SIMULATED_STEPS:
+        return 1
+    sizes = training.count_step_examples(examples) or ()
+    is_ordered = len(sizes) <= MAX_SIMULATED_STEPS and sum(sizes) % examples == 0 and set(sizes) != {examples}
+    return len(sizes) if sizes and is_ordered else 1
 
 
 def build_channel(observation: Observation, model: nn.Module) -> Channel:

@@ -142,8 +142,11 @@ def test_exact_is_left_out_if_no_closed_form_applies(folder: Path, tmp_path: Pat
     assert "exact" in plan(Recording(folder), tmp_path, 1e9)[0]
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "surrogate"), [(1, False), (2, False), (11, True)])
+def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(
+    steps: int, surrogate: bool, tmp_path: Path
+) -> None:
+    """Two steps on eight examples are simulated instead, after a search for the order of the examples."""
     model = {"name": "mlp", "hidden": [16]}
     training = {"learning_rate": 0.1, "batch_size": 4, "steps": steps}
     run = federate(tmp_path / "run", model=model, training=training)
@@ -152,7 +155,7 @@ def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the
         planned = [one for one in plan_attacks(recording, tmp_path, seconds=1e9, nulls=nulls) if isinstance(one, PlannedAttack)]
         (search,) = (one for one in planned if one.spec.name == "inverting_gradients")
         found.append(search.spec.arguments.get("surrogate", False))
-    assert found == [steps > 1, False]
+    assert found == [surrogate, False]
 
 
 def test_an_attack_for_which_nothing_is_left_is_not_told_a_negative_share() -> None:

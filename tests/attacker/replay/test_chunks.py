@@ -43,15 +43,15 @@ def test_starts_that_are_searched_at_once_add_their_memory() -> None:
     assert at_once.estimate_bytes([2]) == 3 * single.estimate_bytes([2])
 
 
-@pytest.mark.parametrize(("batch_size", "auto", "simulated"), [(2, 3, 3), (1, 1, 6)])
-def test_each_local_step_that_is_simulated_takes_memory(batch_size: int, auto: int, simulated: int) -> None:
-    """Two examples in three epochs: three steps on both, which are simulated by default, or six steps on one each."""
+@pytest.mark.parametrize(("batch_size", "steps"), [(2, 3), (1, 6)])
+def test_each_local_step_that_is_simulated_takes_memory(batch_size: int, steps: int) -> None:
+    """Two examples in three epochs: three steps on both, or six steps on one each; both are simulated by default."""
     training = Training(learning_rate=0.1, batch_size=batch_size, epochs=3)
     first = make_footprint("agic", local_steps="one_batch")
     step = 4 * chunks.STEP_TENSORS * (first.parameters + 2 * first.activations)
-    for way, steps in (("one_batch", 1), ("auto", auto), ("simulated", simulated)):
+    for way, count in (("one_batch", 1), ("auto", steps), ("simulated", steps)):
         found = make_footprint("agic", training, local_steps=way).estimate_bytes([2])
-        assert found == first.estimate_bytes([2]) + (steps - 1) * step
+        assert found == first.estimate_bytes([2]) + (count - 1) * step
 
 
 @pytest.mark.parametrize("way", ["auto", "simulated"])

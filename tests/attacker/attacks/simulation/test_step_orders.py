@@ -193,7 +193,7 @@ def test_order_is_searched_for_where_few_examples_are_in_few_steps(
 ) -> None:
     seen = observe((draw_images(2), torch.tensor([0, 1])), model=ModelSpec(name="lenet_dlg"), data=DATA)
     training = replace(seen.training, steps=None, epochs=epochs, batch_size=batch_size)
-    assert count_ordered_steps(replace(seen, num_examples=examples, training=training)) == steps
+    assert count_ordered_steps(training, examples) == steps
 
 
 @pytest.mark.parametrize(
