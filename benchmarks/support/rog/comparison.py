@@ -240,9 +240,9 @@ def measure_column(options: Options, column: DefendedColumn) -> ColumnResult:
 
     The longer search is left out, unless there are several batches or a column is selected. If the scale does not have
     `all_attacks` and no column is selected, only ROG and its null attack. Rows hold means over the batches. The row of ROG also
-    holds lpips_minus_ig, the mean over the batches of the difference between LPIPS of ROG with the enhancer and that of Inverting
-    Gradients, with the enhancer or without it, whichever is better in the mean. The entries enhanced_lpips and lpips_minus_ig come
-    with limits of 95 % intervals (`_low`, `_high`), which are None for few batches.
+    holds lpips_minus_ig, the mean over the batches of the difference between LPIPS of ROG with the enhancer and that of
+    Inverting Gradients, with the enhancer or without it, whichever is better in the mean. The entries enhanced_lpips and
+    lpips_minus_ig come with limits of 95 % intervals (`_low`, `_high`), which are None for few batches.
     """
     scale = choose_scale(options)
     batches = [load_tools(options, batch) for batch in range(scale.batches)]
