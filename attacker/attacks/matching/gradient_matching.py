@@ -29,9 +29,13 @@ from attacker.attacks.matching.saved_state import BestResult, prefix_memory
 from attacker.attacks.matching.settings import MIN_POLISH_GAIN, MatchingSettings
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.simulation.gradients import squared_norm
 from attacker.attacks.simulation.step_orders import FITTED_AT_ONCE, Fit, StepOrder, search_order
 from attacker.reconstruction import Reconstruction
 
+MIN_STEP_EFFECT = 0.03
+"""Smallest effect of local steps on the simulated gradient (`OrderSearch.measure_effect`) for which the order of examples is
+searched for. Below it, on tuning images, more iterations of a polish that takes the steps for one are worth as much."""
 MAX_FITTED_WEIGHTS = 4_000_000
 """Largest number of weights, over all networks, of the orders to which examples are fitted at once, beyond the first order."""
 MEASURED_AT_ONCE = 64
@@ -104,40 +108,61 @@ class PolishStart:
 def polish(run: MatchingRun) -> None:
     """Search again by L-BFGS from the best results of a run, and replace those that become much better, see `Polish`.
 
-    If the run took several local steps for one, the orders in which clients used their examples are searched for before.
+    If the run took several local steps for one, and that matters (`MIN_STEP_EFFECT`), the orders in which clients used their
+    examples are searched for before. Otherwise the evaluations of that search belong to the polish.
     """
     chosen = [i for i, best in enumerate(run.best) if not best.given_up and isfinite(best.loss)]
     if not run.polishing or run.interrupted or not chosen:
         return
     starts = [PolishStart(i, *run.best[i].get_latent()) for i in chosen]
-    if run.batch.ordered_steps > 1:
-        try:
-            starts = [OrderSearch(run, start, k / len(chosen)).run() for k, start in enumerate(starts)]
-        except KeyboardInterrupt:
-            run.interrupted |= set(chosen)
-            return
-    polishing = PolishingRun(run, starts, run.polishing, keeps_checkpoints=True)
-    before = [polishing.batch.measure_distance(k, *run.best[i].get_latent()) for k, i in enumerate(chosen)]
-    polishing.search_once(list(range(len(chosen))), 0)
-    for k, (i, own, first) in enumerate(zip(chosen, polishing.best, before, strict=True)):
-        best = run.best[i]
+    try:
+        searches = [OrderSearch(run, start) for start in starts if run.batch.ordered_steps > 1]
+        searches = [search for search in searches if search.measure_effect() > MIN_STEP_EFFECT]
+        ordered = {search.start.case for search in searches}
+        plain, done = [start for start in starts if start.case not in ordered], 1 - len(ordered) / len(starts)
+        _polish_cases(run, plain, (run.polishing + run.fits) * run.batch.ordered_steps, 0.0, done)
+        found, part = [], run.fits / (run.fits + run.polishing) * (1 - done) / max(1, len(searches))
+        for search in searches if not run.interrupted else ():
+            found.append(search.run(done, done + part))
+            done += part
+        _polish_cases(run, found, run.polishing, done, 1.0)
+    except KeyboardInterrupt:
+        run.interrupted |= set(chosen)
+
+
+def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: int, begin: float, end: float) -> None:
+    """Polish these cases of a run, all with orders or all without. begin, end: shares of the progress of all polishes."""
+    if not starts or run.interrupted:
+        return
+    name = "polish in order " if starts[0].orders else "polish "
+    report = run.progress and partial(run.report_polish, begin, end)
+    polishing = PolishingRun(run, starts, iterations, report, prefix_memory(run.memory, name))
+    before = [polishing.batch.measure_distance(k, *run.best[start.case].get_latent()) for k, start in enumerate(starts)]
+    polishing.search_once(list(range(len(starts))), 0)
+    for k, (start, own, first) in enumerate(zip(starts, polishing.best, before, strict=True)):
+        best = run.best[start.case]
         best.iterations += own.iterations
         best.evaluations += own.evaluations
         if MIN_POLISH_GAIN * polishing.batch.measure_distance(k, *own.get_latent()) <= first:
             best.z, best.labels = own.get_latent()
-            best.polished, run.fitted[i] = own.evaluations, (polishing.batch, k)
-    run.interrupted |= {chosen[k] for k in polishing.interrupted}
+            best.polished, run.fitted[start.case] = own.evaluations, (polishing.batch, k)
+    run.interrupted |= {starts[k].case for k in polishing.interrupted}
 
 
 class PolishingRun(MatchingRun):
     """A search by L-BFGS from results of a first search, for some of its cases (`Polish`).
 
-    first: the first search. starts: where to start, for each case. iterations: number of iterations. keeps_checkpoints: whether
-    the search reports its progress and keeps checkpoints, as the first one does.
+    first: the first search. starts: where to start, for each case. iterations: number of iterations. progress, memory: as in
+    `Attack.__call__`.
     """
 
     def __init__(
-        self, first: MatchingRun, starts: Sequence[PolishStart], iterations: int, *, keeps_checkpoints: bool = False
+        self,
+        first: MatchingRun,
+        starts: Sequence[PolishStart],
+        iterations: int,
+        progress: Progress | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self.starts, simulation = starts, first.batch.attack.simulation
         ordered = bool(starts[0].orders)
@@ -147,8 +172,8 @@ class PolishingRun(MatchingRun):
             ).build_polish(iterations),
             [first.cases[start.case] for start in starts],
             first.rng,
-            first.progress and partial(first.report_polish, first.fits) if keeps_checkpoints else None,
-            prefix_memory(first.memory, "polish ") if keeps_checkpoints else None,
+            progress,
+            memory,
         )
         if ordered:
             self.batch.set_orders([start.orders for start in starts])
@@ -163,12 +188,13 @@ class PolishingRun(MatchingRun):
 class OrderSearch:
     """The search for the orders in which the clients of a case used their examples (`simulation.step_orders`).
 
-    first: the search that took all local steps for one. start: its result for the case. progress: share of the cases whose orders
-    were searched for before. fits: number of fits made.
+    first: the search that took all local steps for one. start: its result for the case. fits: number of fits made.
+    report: callback for progress; None for none.
     """
 
-    def __init__(self, first: MatchingRun, start: PolishStart, progress: float = 0.0) -> None:
-        self.first, self.case, self.progress, self.fits = first, first.cases[start.case], progress, 0
+    def __init__(self, first: MatchingRun, start: PolishStart) -> None:
+        self.first, self.case, self.fits = first, first.cases[start.case], 0
+        self.report: Progress | None = None
         self.places = [places.to(start.z.device) for places in first.batch.links[start.case].places]
         self.inferred = len(self.places) == 1 and self.case.known_labels is None and not first.batch.space.joint
         orders = []
@@ -180,8 +206,28 @@ class OrderSearch:
         self.views, self.rows = trial.views, [view.get_case(0) for view in trial.views]
         self.x = trial.decode_case(0, start.z, start.labels)[0].detach()
 
-    def run(self) -> PolishStart:
-        """Return the orders that explain the observations best, with examples that were fitted to them."""
+    def measure_effect(self) -> float:
+        """Return how much the local steps matter: |g - h|^2 / |g|^2, the largest over all observations of several steps.
+
+        g and h are the simulated gradients of the start with local steps in some order, and with all steps taken for one, each
+        tensor divided by its root mean square in the observed gradient.
+        """
+        one, effects = PolishingRun(self.first, [replace(self.start, orders=())], 1).batch, [0.0]
+        for o, view in enumerate(self.views):
+            if len(view.sizes) > 1:
+                row = {**self.rows[o], "places": self.places[o][list(self.start.orders[o].examples)]}
+                here = view.simulate(row, self.x, self.start.labels, self.start.z)
+                there = one.views[o].simulate(one.views[o].get_case(0), self.x, self.start.labels, self.start.z)
+                off = squared_norm({name: here[name] - there[name] for name in row["observed"]})
+                effects.append(float(off / squared_norm({name: here[name] for name in row["observed"]})))
+        return max(effects)
+
+    def run(self, begin: float, end: float) -> PolishStart:
+        """Return the orders that explain the observations best, with examples that were fitted to them.
+
+        begin, end: shares of the progress of all polishes before and after this search.
+        """
+        self.report = self.first.progress and partial(self.first.report_polish, begin, end)
         found = self.start
         ordered = [o for o, view in enumerate(self.views) if len(view.sizes) > 1]
         classes = self.first.batch.data.num_classes if self.inferred else 0
@@ -242,7 +288,5 @@ class OrderSearch:
         counted.iterations += sum(best.iterations for best in fitted)
         counted.evaluations += sum(best.evaluations for best in fitted)
         self.fits += len(fitted)
-        if first.progress:
-            cases = sum(not best.given_up for best in first.best)
-            done = int(first.fits * self.progress + self.fits / cases)
-            first.report_polish(0, done, 0, f"order of examples, {self.fits} of {first.fits} tried")
+        if self.report:
+            self.report(self.fits, first.fits, f"order of examples, {self.fits} of {first.fits} tried")

@@ -111,9 +111,10 @@ class MatchingRun:
         assert self.progress is not None
         self.progress(restart * self.steps + done, self.max_starts * self.steps + self.fits + self.polishing, message)
 
-    def report_polish(self, before: int, done: int, _: int, message: str) -> None:
-        """Report the progress of a second search, of which `before` iterations are done, as a part of the whole."""
-        self.report(self.max_starts, before + done, 0, message)
+    def report_polish(self, begin: float, end: float, done: int, total: int, message: str) -> None:
+        """Report the progress of a part of the polish. begin, end: shares of the whole polish before and after this part."""
+        share = begin + (end - begin) * done / max(1, total)
+        self.report(self.max_starts, int(share * (self.fits + self.polishing) + 1e-9), 0, message)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""

@@ -252,9 +252,9 @@ def inverting_gradients(
            flipped values or public images), and the masks of dropout(). By default, they are ignored.
     local_steps: auto simulates each local step, as the paper does, if a client takes at most 10, with as many times fewer
                  iterations as there are steps. If these are not each on all examples of the client, Adam treats them as one; then
-                 the order of at most 32 examples is searched for (`simulation.step_orders`), and the polish simulates the steps in
-                 this order. one_batch treats all steps as one; simulated simulates all, with the examples in a fixed order, and
-                 takes as many times longer as there are steps.
+                 the order of at most 32 examples is searched for (`simulation.step_orders`), and the polish simulates the steps
+                 in this order. one_batch treats all steps as one; simulated simulates all, with the examples in a fixed order,
+                 and takes as many times longer as there are steps.
     surrogate: for steps that are treated as one, compute the gradient at a point between the weights sent and those returned,
                which is optimised together with the images (Zhu et al. 2023, SME).
     consistency: if above 0, all starts (`restarts`, at least 2) are made at once. It is the weight of the mean squared difference

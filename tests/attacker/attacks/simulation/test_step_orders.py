@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.linking import Links
+from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSearch, PolishStart, polish
 from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.simulation.client import count_ordered_steps
 from attacker.attacks.simulation.step_orders import Fit, StepOrder, list_neighbours, search_order
@@ -170,6 +171,20 @@ def test_progress_covers_the_search_for_orders(observe: Observe) -> None:
     assert len({total for _, total, _ in seen}) == 1
     assert done[-1] <= seen[0][1]
     assert any("order of examples" in text for _, _, text in seen)
+
+
+def test_order_is_not_searched_for_where_steps_hardly_matter(observe: Observe) -> None:
+    x, y, effects = draw_images(4), torch.tensor([2, 0, 3, 1]), []
+    for rate in (1e-3, 2e-3, 3.0):
+        case, told = Case((observe_batches(observe, x, y, ((0, 3), (2, 1)), rate=rate),)), list[str]()
+        run = MatchingRun(inverting_gradients(steps=300), [case], seeded(), lambda *now, told=told: told.append(now[2]))
+        run.search()
+        effects.append(OrderSearch(run, PolishStart(0, *run.best[0].get_latent())).measure_effect())
+        polish(run)
+        assert any("order of examples" in text for text in told) == (rate == 3.0)
+        assert run.best[0].evaluations <= 300
+    assert effects[1] == pytest.approx(4 * effects[0], rel=0.1)
+    assert effects[1] < MIN_STEP_EFFECT < effects[2]
 
 
 def test_killed_search_for_orders_resumes_to_bitwise_equal_images(observe: Observe) -> None:
