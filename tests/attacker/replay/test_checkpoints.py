@@ -133,7 +133,7 @@ import sys, time
 from pathlib import Path
 import torch
 from attacker.attacks import AttackSpec
-from attacker.attacks.matching import gradient_matching as matching_run
+from attacker.attacks.matching import matching_run as matching_run
 from attacker.replay.replay import Replay
 from fedsim.recording import Recording
 

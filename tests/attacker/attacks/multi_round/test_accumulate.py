@@ -11,7 +11,7 @@ from torch.func import jvp, vjp
 from torch.nn.functional import one_hot
 
 from attacker.attacks import Case, accumulate
-from attacker.attacks.matching import case_batch, gradient_matching
+from attacker.attacks.matching import case_batch, matching_run
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round import refinement
 from attacker.attacks.multi_round.refinement import SentEquations
@@ -254,9 +254,9 @@ def test_surrogate_weights_are_used_in_order_as_in_separate_rounds() -> None:
 def test_search_in_order_keeps_its_best_result_since_its_loss_is_never_coarse(
     monkeypatch: pytest.MonkeyPatch, residual: bool, anew: float
 ) -> None:
-    given, descend = [], gradient_matching.descend
+    given, descend = [], matching_run.descend
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
-    monkeypatch.setattr(gradient_matching, "descend", lambda *a, **named: (given.append(a[1].anew), descend(*a, **named))[1])
+    monkeypatch.setattr(matching_run, "descend", lambda *a, **named: (given.append(a[1].anew), descend(*a, **named))[1])
     case = replace(record(make_example(), torch.tensor([2]), 2, ""), links=link_same([1, 1]))
     attack = accumulate(search="inverting_gradients", steps=2, residual=residual).matching.copy_with(coarse=0.5)
     attack([case], rng=torch.Generator())
