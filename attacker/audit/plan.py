@@ -8,7 +8,8 @@ from pathlib import Path
 
 from attacker.attacks import Attack, AttackSpec, Case, Need, find_unmet, presets
 from attacker.attacks.base import PlansRoutes
-from attacker.attacks.simulation.client import choose_simulated_steps, count_ordered_steps, find_schedule
+from attacker.attacks.matching.simulation import Simulation
+from attacker.attacks.simulation.client import build_network, choose_simulated_steps, find_schedule
 from attacker.audit.findings import NotChecked
 from attacker.replay.replay import Replay
 from fedsim.recording import DamagedFile, Recording, Row
@@ -200,28 +201,38 @@ def _has_epochs(recording: Recording) -> bool:
 def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bool) -> dict[str, object]:
     """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
 
-    For "agic", if clients train several local epochs, `EPOCH_ARGUMENTS` are added, so that it simulates the epochs. For
-    "inverting_gradients", if clients take several local steps, `surrogate` is added, but only if answers are `scored` against the
-    truth, since the confidence in answers of such searches is undecided. Neither is added if the attack simulates the local steps
-    anyway: if each is on all examples of a client, or if it searches for the order of the examples. If clients do not train a
-    last linear layer, as with adapters, "cpl" searches for the labels as well. first: the first row, with a complete update.
+    For "agic", if clients train several local epochs on more than one batch, `EPOCH_ARGUMENTS` are added, so that it simulates
+    the epochs; if each epoch is one step, it does so anyway. For "inverting_gradients", if clients take several local steps,
+    `surrogate` is added, unless it searches for the order of their examples, but only if answers are `scored` against the truth,
+    since the confidence in answers of such searches is undecided. If clients do not train a last linear layer, as with adapters,
+    "cpl" searches for the labels as well. first: the first row, with a complete update.
     """
     tuned = dict(presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data))
     if name == "cpl" and not _has_label_layer(recording, first):
         tuned["label_rule"] = "joint"
-    if _simulates_steps(recording, first):
-        return tuned
-    if name == "agic" and _has_epochs(recording):
+    if name == "agic" and _has_epochs(recording) and not _repeats_batch(recording, first):
         return {**tuned, **EPOCH_ARGUMENTS}
-    if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1:
+    if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1 and not _is_ordered(recording, first):
         return {**tuned, "surrogate": True}
     return tuned
 
 
-def _simulates_steps(recording: Recording, row: Row) -> bool:
-    """Return whether attacks simulate the local steps of the client of a row by default (`Simulation.local_steps`)."""
-    training, examples = recording.manifest.training, row.num_examples or 0
-    return max(choose_simulated_steps(training, examples), count_ordered_steps(training, examples)) > 1
+def _repeats_batch(recording: Recording, row: Row) -> bool:
+    """Return whether the client of a row takes several local steps, each on all of its examples."""
+    return choose_simulated_steps(recording.manifest.training, row.num_examples or 0) > 1
+
+
+def _is_ordered(recording: Recording, row: Row) -> bool:
+    """Return whether the order of the examples of a row's client is searched for, see `Simulation.count_ordered_steps`.
+
+    False for clients that declare a defense or received buffers, whose searches may have no polish.
+    """
+    try:
+        seen = recording.read_observation(row)
+    except DamagedFile:  # the replay reports it
+        return False
+    plain = not (seen.defenses.steps or seen.gradient.step or seen.buffers)
+    return plain and Simulation(local_steps="auto").count_ordered_steps([seen], build_network(seen)) > 1
 
 
 def _has_label_layer(recording: Recording, row: Row) -> bool:

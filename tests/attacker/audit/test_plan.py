@@ -142,14 +142,16 @@ def test_exact_is_left_out_if_no_closed_form_applies(folder: Path, tmp_path: Pat
     assert "exact" in plan(Recording(folder), tmp_path, 1e9)[0]
 
 
-@pytest.mark.parametrize(("steps", "surrogate"), [(1, False), (2, False), (11, True)])
+@pytest.mark.parametrize(
+    ("steps", "defense", "surrogate"), [(1, "", False), (2, "", False), (2, "gaussian(1e-3)", True), (11, "", True)]
+)
 def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the_truth(
-    steps: int, surrogate: bool, tmp_path: Path
+    steps: int, defense: str, surrogate: bool, tmp_path: Path
 ) -> None:
-    """Two steps on eight examples are simulated instead, after a search for the order of the examples."""
+    """Two steps on eight examples are simulated instead, after a search for the order of the examples, but not behind noise."""
     model = {"name": "mlp", "hidden": [16]}
     training = {"learning_rate": 0.1, "batch_size": 4, "steps": steps}
-    run = federate(tmp_path / "run", model=model, training=training)
+    run = federate(tmp_path / "run", model=model, training=training, defense=defense)
     recording, found = Recording(run / "recording"), []
     for nulls in (True, False):
         planned = [one for one in plan_attacks(recording, tmp_path, seconds=1e9, nulls=nulls) if isinstance(one, PlannedAttack)]
