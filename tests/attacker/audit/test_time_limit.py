@@ -119,7 +119,7 @@ def test_an_attack_is_judged_on_the_cases_that_it_finished(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scored", "steps", "seconds", "judged"), [(True, 1000, 16, True), (True, 10**6, 8, False), (False, 1000, 3, False)]
+    ("scored", "steps", "seconds", "judged"), [(True, 1000, 24, True), (True, 10**6, 8, False), (False, 1000, 3, False)]
 )
 def test_a_stopped_search_is_judged_on_its_best_result_beside_a_whole_null(
     run: Path, scored: bool, steps: int, seconds: float, judged: bool
