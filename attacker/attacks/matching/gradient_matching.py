@@ -153,7 +153,7 @@ class PolishingRun(MatchingRun):
     """A search by L-BFGS from results of a first search, for some of its cases (`Polish`).
 
     first: the first search. starts: where to start, for each case. iterations: number of iterations. progress, memory: as in
-    `Attack.__call__`.
+    `Attack.__call__`. only: index of the observation of each case that is compared; None for all.
     """
 
     def __init__(
@@ -163,6 +163,7 @@ class PolishingRun(MatchingRun):
         iterations: int,
         progress: Progress | None = None,
         memory: Memory | None = None,
+        only: int | None = None,
     ) -> None:
         self.starts, simulation = starts, first.batch.attack.simulation
         ordered = bool(starts[0].orders)
@@ -170,7 +171,7 @@ class PolishingRun(MatchingRun):
             replace(
                 first.attack, simulation=replace(simulation, local_steps="simulated") if ordered else simulation
             ).build_polish(iterations),
-            [first.cases[start.case] for start in starts],
+            [_keep_observation(first.cases[start.case], only) for start in starts],
             first.rng,
             progress,
             memory,
@@ -183,6 +184,15 @@ class PolishingRun(MatchingRun):
 
     def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
         return torch.stack([self.starts[i].z for i in pending])
+
+
+def _keep_observation(case: Case, o: int | None) -> Case:
+    """Return the case with its o-th observation alone; unchanged if it has no other, or if o is None."""
+    if o is None or case.links is None:
+        return case
+    return replace(
+        case, observations=(case.observations[o],), links=replace(case.links, places=(case.links.places[o],), epochs=())
+    )
 
 
 class OrderSearch:
@@ -231,16 +241,17 @@ class OrderSearch:
         found = self.start
         ordered = [o for o, view in enumerate(self.views) if len(view.sizes) > 1]
         classes = self.first.batch.data.num_classes if self.inferred else 0
-        for done, o in enumerate(ordered):
+        for o in ordered:
             order, fit = search_order(
                 found.orders[o],
                 self.views[o].sizes,
                 partial(self._measure, o),
-                partial(self._fit, o, found.orders),
-                fits=self.first.fits * (done + 1) // len(ordered) - self.first.fits * done // len(ordered),
+                partial(self._fit, o),
+                fits=self.first.fits,
                 classes=classes,
             )
-            found = self._assume((*found.orders[:o], order, *found.orders[o + 1 :]), fit.z if fit else self.start.z)
+            z = fit.z if fit and len(self.views) == 1 else self.start.z
+            found = self._assume((*found.orders[:o], order, *found.orders[o + 1 :]), z)
         return found
 
     def _assume(self, orders: tuple[StepOrder, ...], z: Tensor) -> PolishStart:
@@ -264,16 +275,13 @@ class OrderSearch:
             parts = [slice(k, k + MEASURED_AT_ONCE) for k in range(0, len(orders), MEASURED_AT_ONCE)]
             return torch.cat([vmap(measure)(used[part], labels[part]) for part in parts]).tolist()
 
-    def _fit(self, o: int, orders: tuple[StepOrder, ...], tried: Sequence[StepOrder]) -> list[Fit]:
-        """Fit the examples of the start to each tried order of the o-th observation, by one iteration of L-BFGS.
-
-        orders: the present orders of all observations.
-        """
-        starts, fits = [self._assume((*orders[:o], order, *orders[o + 1 :]), self.start.z) for order in tried], []
+    def _fit(self, o: int, tried: Sequence[StepOrder]) -> list[Fit]:
+        """Fit the examples of the start to each tried order of the o-th observation alone, by one iteration of L-BFGS."""
+        starts, fits = [self._assume((order,), self.start.z) for order in tried], []
         weights = sum(w.numel() for w in self.case.observations[0].weights.values())
         at_once = max(1, min(FITTED_AT_ONCE, MAX_FITTED_WEIGHTS // weights))
         for part in (starts[k : k + at_once] for k in range(0, len(starts), at_once)):
-            run = PolishingRun(self.first, part, 1)
+            run = PolishingRun(self.first, part, 1, only=o)
             run.search_once(list(range(len(part))), 0)
             if run.interrupted:
                 raise KeyboardInterrupt
@@ -283,10 +291,14 @@ class OrderSearch:
         return fits
 
     def _count(self, fitted: Sequence[BestResult]) -> None:
-        """Count the gradient evaluations of these fits for the case, and report the progress."""
+        """Count the gradient evaluations of these fits for the case, and report the progress.
+
+        An evaluation of one of R observations counts as 1 / R.
+        """
         first, counted = self.first, self.first.best[self.start.case]
         counted.iterations += sum(best.iterations for best in fitted)
-        counted.evaluations += sum(best.evaluations for best in fitted)
+        counted.evaluations += sum(best.evaluations for best in fitted) // len(self.views)
         self.fits += len(fitted)
         if self.report:
-            self.report(self.fits, first.fits, f"order of examples, {self.fits} of {first.fits} tried")
+            whole = first.fits * sum(len(view.sizes) > 1 for view in self.views)
+            self.report(self.fits, whole, f"order of examples, {self.fits} of {whole} tried")

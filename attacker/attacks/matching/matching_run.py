@@ -38,7 +38,8 @@ class MatchingRun:
 
     warm_starts: for each case a warm start (examples from which its first search begins), or None.
     polishing: number of iterations of L-BFGS that follow the search (`Polish`).
-    fits: number of orders of a client's examples to which they are fitted before it, by one such iteration each (`OrderSearch`).
+    fits: number of orders of the examples of each observation to which they are fitted before it, by one such iteration each
+    (`OrderSearch`).
     steps: maximum number of iterations before both.
     fitted: for each case the batch whose settings explain its answer, and the index of the case in it: that of the search, or of
     the polish that simulates the local steps of clients.

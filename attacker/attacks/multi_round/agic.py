@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Literal
 
@@ -27,12 +28,14 @@ from attacker.attacks.multi_round.reduced_search import (
     select_rounds,
 )
 from attacker.attacks.multi_round.refinement import refine
+from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
 from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
 from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
-from attacker.attacks.simulation.client import build_channel, build_network
+from attacker.attacks.simulation.client import build_channel, build_network, find_schedule
 from attacker.reconstruction import Reconstruction, Slot
+from fedsim.recording.masked_vectors import SUM_CLIENT
 
 ComparedBy = Literal["features", "images", "published", "same", "none"]
 
@@ -122,7 +125,9 @@ class Agic:
         searched: dict[str, Reconstruction] = {}
         for group, similar_cases in _group_alike([plan.reduced.case for plan in plans if plan.reduced.case is not None]):
             group_memory = prefix_memory(memory, f"{'remaining' if self.closed_forms else 'joint'} {group}/")
-            answers = joint(similar_cases, rng=rng, progress=progress, memory=group_memory)
+            unknown = all(has_unknown_orders(joint, case) for case in similar_cases)
+            attack = partial(search_round_by_round, joint) if unknown else joint
+            answers = attack(similar_cases, rng=rng, progress=progress, memory=group_memory)
             searched |= {
                 case.key: self._refine(case, answer, progress) for case, answer in zip(similar_cases, answers, strict=True)
             }
@@ -146,7 +151,7 @@ class Agic:
             return _plan_search(self._link(usable, left_out, rng, progress, memory)[0])
         notes = (*left_out, *describe_gaps([observation.round for observation in usable.observations]))
         left, slots = select_rounds(usable, {o.round for o in usable.observations} - set(known.routes)), tuple[Slot, ...]()
-        if left is not None and self.compare == "same":
+        if left is not None and (self.compare == "same" or self._uses_all_examples(left)):
             left, slots = explain_rounds(left, known, knows, device)
         if left is None:
             return _Plan(usable, ReducedSearch(None, torch.empty(0, dtype=torch.int64), slots, notes), known)
@@ -203,6 +208,16 @@ class Agic:
             missed[observation.round] = seen.measure_misfit(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
         return merge(found, missed, different=different)
 
+    def _uses_all_examples(self, case: Case) -> bool:
+        """Return whether the rounds are taken to hold the same examples, since features of them cannot be computed.
+
+        They are if features are to be compared, and the client takes several local steps per round, trains for whole epochs and
+        reports equally many examples in every round.
+        """
+        first, counts = case.observations[0], {observation.num_examples for observation in case.observations}
+        whole = self.compare == "features" and first.training.epochs is not None and len(counts) == 1 < len(case.observations)
+        return whole and first.client != SUM_CLIENT and find_schedule(first)[1] > 1
+
     def _link(
         self,
         case: Case,
@@ -223,7 +238,7 @@ class Agic:
         if case.links is not None:
             return case, ()
         sizes = [observation.num_examples or 0 for observation in case.observations]
-        if self.compare == "same":
+        if self.compare == "same" or self._uses_all_examples(case):
             assert self.matching.labels.rule is not None
             rule, knows = self.matching.labels.rule, self.knows_defense
             labels = None if case.known_labels is not None else read_shared_labels(case, rule, rng, self.device, knows)

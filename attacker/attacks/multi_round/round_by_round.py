@@ -1,0 +1,108 @@
+"""Reconstruction of clients with several local batches per round: each round alone first, then all rounds together.
+
+The server does not see in which order a client used its examples (`simulation.step_orders`), and a search in all rounds that
+takes the local steps of each for one is misled in each round. The order of a single round can often be found, although the
+examples that explain this round then need not be good. They tell the orders of the other rounds, and all rounds together
+determine the examples better than each of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Generator
+
+from attacker.attacks.base import Memory, Progress
+from attacker.attacks.cases import Case
+from attacker.attacks.matching.gradient_matching import GradientMatching, polish
+from attacker.attacks.matching.matching_run import FITTING_SHARE, MatchingRun
+from attacker.attacks.matching.saved_state import BestResult, prefix_memory
+from attacker.attacks.simulation.client import build_network
+from attacker.reconstruction import Reconstruction
+
+ALONE_SHARE = 0.45
+"""Share of the gradient evaluations that the searches in single rounds make."""
+MAX_WORSENING, MIN_COMPARED_DISTANCE = 10.0, 1e-4
+"""The examples that explain all rounds together replace those of the best round alone if their distance is at most MAX_WORSENING
+times that of this round alone, or MAX_WORSENING times MIN_COMPARED_DISTANCE. Distances are relative to that of a zero gradient,
+and the mean over rounds."""
+
+
+def has_unknown_orders(attack: GradientMatching, case: Case) -> bool:
+    """Return whether the rounds of a case are searched one by one first.
+
+    They are if a polish would search for the order of the client's examples in several rounds, and every round holds all examples
+    of the case, none of which is known. False for a null.
+    """
+    links, observations = case.links, case.observations
+    if case.key in attack.held or links is None or len(observations) == 1 or attack.polish is None or not attack.sees_gradient:
+        return False
+    whole = all(size == links.examples for size in links.sizes)
+    return whole and attack.simulation.count_ordered_steps(observations, build_network(observations[0])) > 1
+
+
+def search_round_by_round(
+    attack: GradientMatching,
+    cases: Sequence[Case],
+    *,
+    rng: Generator,
+    progress: Progress | None = None,
+    memory: Memory | None = None,
+) -> list[Reconstruction]:
+    """Return one reconstruction for each of `cases`, for which `has_unknown_orders` must hold.
+
+    The answer of a case is that of the round whose update it explains best, if the other rounds do not agree with it.
+    rng, progress, memory: as in `Attack.__call__`.
+    """
+    assert attack.polish is not None
+    steps, together = attack.search.steps, (1 - ALONE_SHARE) / (FITTING_SHARE + attack.polish.share)
+    joint = MatchingRun(attack.copy_with(steps=round(together * steps)), cases, rng, progress, prefix_memory(memory, "together/"))
+    alone = MatchingRun(
+        attack.copy_with(steps=round(ALONE_SHARE * steps)),
+        [round_alone for case in cases for round_alone in _split_rounds(case)],
+        rng,
+        progress and (lambda done, total, message: joint.report(0, joint.steps * joint.max_starts * done // total, 0, message)),
+        prefix_memory(memory, "alone/"),
+    )
+    alone.search()
+    polish(alone)
+    count = len(alone.cases) // len(cases)
+    chosen = [min(range(i * count, (i + 1) * count), key=partial(_measure_distance, alone)) for i in range(len(cases))]
+    adopted = [_adopt(joint, i, alone, k) for i, k in enumerate(chosen)]
+    polish(joint)
+    for i, (k, one) in enumerate(zip(chosen, adopted, strict=True)):
+        limit = MAX_WORSENING * max(_measure_distance(alone, k), MIN_COMPARED_DISTANCE)
+        if _measure_distance(joint, i) > limit:
+            spent = joint.best[i]
+            joint.best[i] = replace(one, iterations=spent.iterations, evaluations=spent.evaluations)
+            joint.fitted[i] = alone.fitted[k]
+    return joint.build_answers()
+
+
+def _split_rounds(case: Case) -> list[Case]:
+    """Return the rounds of a case as cases of one observation each, without links."""
+    counts = [observation.num_examples or 0 for observation in case.observations]
+    known = [None] * len(counts) if case.known_labels is None else torch.split(case.known_labels, counts)
+    return [Case((one,), labels) for one, labels in zip(case.observations, known, strict=True)]
+
+
+def _measure_distance(run: MatchingRun, i: int) -> float:
+    """Return the distance of the gradients of case i for its best result, relative to that of zero gradients."""
+    batch, k = run.fitted[i]
+    worst = torch.stack([view.rows["gamma"][k] * view.worst[k] for view in batch.views]).sum()
+    return batch.measure_distance(k, *run.best[i].get_latent()) / float(worst)
+
+
+def _adopt(joint: MatchingRun, i: int, alone: MatchingRun, k: int) -> BestResult:
+    """Make the best result of case k of `alone`, a round of case i of `joint`, the best result of case i; return a copy of it."""
+    found, links = alone.best[k], joint.batch.links[i]
+    places = links.places[k % len(links.places)].to(joint.attack.device)
+    x, labels = alone.batch.decode_case(k, *found.get_latent())
+    start, y = torch.empty_like(x), torch.empty_like(labels)
+    start[places], y[places] = x.detach(), labels
+    joint.best[i] = replace(found, z=joint.batch.space.encode([start], [joint.rng], joint.attack.device)[0], labels=y)
+    joint.fitted[i] = alone.fitted[k]
+    if k in alone.interrupted:
+        joint.interrupted.add(i)
+    return replace(joint.best[i])
