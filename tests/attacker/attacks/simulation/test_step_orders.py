@@ -1,6 +1,6 @@
 """Tests of the search for the order in which a client used its examples (`simulation.step_orders`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 import torch
 from checkpoint_memory import DictMemory
 from generators import seeded
-from torch import Tensor
+from ordered_clients import DATA, Observe, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.linking import Links
@@ -17,13 +17,9 @@ from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSe
 from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.simulation.client import count_ordered_steps
 from attacker.attacks.simulation.step_orders import Fit, StepOrder, list_neighbours, search_order
-from attacker.reconstruction import Reconstruction
-from attacker.scoring.metrics import mse
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import ModelSpec
 
-Observe = Callable[..., Observation]
 STEPS = 900
-DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 
 
 def list_batches(order: StepOrder, sizes: Sequence[int]) -> list[set[int]]:
@@ -86,28 +82,6 @@ def test_orders_that_exchange_equal_labels_are_fitted_once_in_one_epoch() -> Non
     start = StepOrder((0, 1, 2, 3), (5, 6, 6, 6))
     search_order(start, (2, 2), lambda orders: [1.0] * len(orders), fit, fits=20)
     assert len(fitted) == 2  # label 5 in the first batch, or in the second
-
-
-def observe_batches(
-    observe: Observe, x: Tensor, y: Tensor, orders: Sequence[Sequence[int]], rate: float = 1.0, **settings: object
-) -> Observation:
-    """Return what the server sees of a client that takes a step on each of these batches, and uses each example once an epoch."""
-    batches = [(x[list(order)], y[list(order)]) for order in orders]
-    seen = observe(*batches, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=rate, **settings)
-    epochs = sum(map(len, orders)) // len(y)
-    return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
-
-
-def draw_images(count: int) -> Tensor:
-    """Return smooth grey images (count, 1, 8, 8), whose gradients of brightness have different directions."""
-    down, across = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
-    images = [down, across, 1 - down, 1 - across, down * across, (down - across).abs()]
-    return torch.stack(images[:count])[:, None]
-
-
-def measure_error(found: Reconstruction, x: Tensor) -> float:
-    """Return the mean squared error of the assignment of reconstructions to images that has the smallest."""
-    return min(float(mse(found.x[list(order)], x).mean()) for order in permutations(range(len(x))))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""Tests of joint searches that search each round alone first (`multi_round.round_by_round`)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoint_memory import DictMemory
+from generators import seeded
+from ordered_clients import Observe, draw_images, measure_error, observe_batches
+
+from attacker.attacks import Case, agic
+from attacker.attacks.linking import Links
+from attacker.attacks.matching.warm_starts import HeldExamples
+from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
+from attacker.attacks.multi_round.same_examples import link_same
+
+X, Y = draw_images(4), torch.tensor([2, 0, 3, 1])
+STEPS = 600
+ATTACK = agic(steps=STEPS, beta=1.0)
+
+
+def make_case(observe: Observe, *rounds: tuple[tuple[int, ...], ...], **settings: object) -> Case:
+    """Return a case of one client whose rounds have these batches, each round with other weights."""
+    seen = [observe_batches(observe, X, Y, order, seed=number, **settings) for number, order in enumerate(rounds)]
+    return Case(tuple(replace(one, round=number + 1) for number, one in enumerate(seen)))
+
+
+ROUNDS = ((0, 3), (2, 1)), ((2, 3), (1, 0)), ((3, 1), (0, 2))
+
+
+def test_rounds_together_are_better_than_each_alone(observe: Observe) -> None:
+    case = make_case(observe, *ROUNDS[:2], rate=3.0)
+    (found,) = ATTACK([case], rng=seeded())
+    alone = ATTACK.matching([Case((one,)) for one in case.observations], rng=seeded())
+    assert found.x.shape == X.shape
+    assert sorted(found.y.tolist()) == [0, 1, 2, 3]
+    assert measure_error(found, X) < 0.5 * min(measure_error(one, X) for one in alone)
+    assert found.evaluations <= STEPS
+    assert {slot.round for slot in found.slots} == {1, 2}
+
+
+def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(observe: Observe) -> None:
+    """The second round is of other images and labels: the two rounds together explain neither."""
+    first = make_case(observe, ROUNDS[0], rate=3.0).observations[0]
+    others = observe_batches(observe, 1 - X.flip(-1), (Y + 1) % 4, ROUNDS[1], rate=3.0, seed=1)
+    case = Case((first, replace(others, round=2)), links=link_same([4, 4]))
+    (found,) = search_round_by_round(ATTACK.matching, [case], rng=seeded())
+    error = min(measure_error(found, X), measure_error(found, 1 - X.flip(-1)))
+    assert error < 0.01
+    assert found.evidence["misfit"][0] < -4
+
+
+def test_images_are_placed_by_the_links(observe: Observe) -> None:
+    """The examples of the second round are numbered otherwise, and the answer has the labels at the linked places."""
+    again = torch.tensor([3, 1, 0, 2])
+    first = observe_batches(observe, X, Y, ROUNDS[0])
+    second = observe_batches(observe, X[again], Y[again], ROUNDS[1], seed=1)
+    links = Links((torch.arange(4), again), torch.ones(4))
+    case = Case((first, replace(second, round=2)), known_labels=torch.cat([Y, Y[again]]), links=links)
+    (found,) = search_round_by_round(ATTACK.matching, [case], rng=seeded())
+    assert found.y.tolist() == Y.tolist()
+    assert measure_error(found, X) < 0.01
+
+
+def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown(observe: Observe) -> None:
+    several, one_batch = make_case(observe, *ROUNDS), make_case(observe, ((0, 1, 2, 3),), ((0, 1, 2, 3),))
+    linked = replace(several, links=link_same([4, 4, 4]))
+    matching = ATTACK.matching
+    assert has_unknown_orders(matching, linked)
+    assert not has_unknown_orders(matching.null(), linked)
+    assert not has_unknown_orders(replace(matching, polish=None), linked)
+    assert not has_unknown_orders(matching.copy_with(local_steps="one_batch"), linked)
+    held = {linked.key: HeldExamples(X, torch.ones(4, dtype=torch.bool))}
+    assert not has_unknown_orders(replace(matching, held=held), linked)
+    assert not has_unknown_orders(matching, several)
+    assert not has_unknown_orders(matching, replace(one_batch, links=link_same([4, 4])))
+    assert not has_unknown_orders(matching, Case(several.observations[:1], links=link_same([4])))
+    partly = Links((torch.arange(4), torch.arange(4), torch.arange(1, 5)), torch.ones(5))
+    assert not has_unknown_orders(matching, replace(several, links=partly))
+
+
+def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe: Observe) -> None:
+    """Without features of the last layer, whole epochs on equally many examples are taken to be on the same ones."""
+    case, attack = make_case(observe, *ROUNDS), agic(steps=20, polish=0.0, pre_steps=2)
+    (found,) = attack([case], rng=seeded())
+    assert len(found.x) == 4
+    assert any("assumed to hold the same examples" in note for note in found.notes)
+    shorter = replace(case.observations[2], num_examples=3)
+    (mixed,) = attack([replace(case, observations=(*case.observations[:2], shorter))], rng=seeded())
+    assert not any("assumed to hold the same examples" in note for note in mixed.notes)
+
+
+def test_progress_of_both_parts_has_one_total(observe: Observe) -> None:
+    told: list[tuple[int, int, str]] = []
+    agic(steps=200, beta=1.0, closed_forms=False)([make_case(observe, *ROUNDS[:2])], rng=seeded(), progress=lambda *now: told.append(now))
+    done = [d for d, _, _ in told]
+    assert done == sorted(done)
+    assert len({total for _, total, _ in told}) == 1
+    assert done[-1] <= told[0][1]
+
+
+@pytest.mark.parametrize("part", ["joint 0/alone/restart 0", "joint 0/together/polish "])
+def test_killed_search_resumes_to_bitwise_equal_images(observe: Observe, part: str) -> None:
+    case, attack = make_case(observe, *ROUNDS[:2]), agic(steps=400, beta=1.0, closed_forms=False)
+    memory = DictMemory(part)
+    with pytest.raises(SystemExit):
+        attack([case], rng=seeded(), memory=memory)
+    (resumed,) = attack([case], rng=seeded(), memory=replace(memory, until=""))
+    (whole,) = attack([case], rng=seeded())
+    assert torch.equal(resumed.x, whole.x)
+    assert resumed.evaluations == whole.evaluations

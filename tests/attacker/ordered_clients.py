@@ -1,0 +1,37 @@
+"""Clients that take several local steps per round, each on a batch of some of their examples."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from attacker.reconstruction import Reconstruction
+from attacker.scoring.metrics import mse
+from fedsim.recording import DataSpec, ModelSpec, Observation
+
+Observe = Callable[..., Observation]
+DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
+
+
+def observe_batches(
+    observe: Observe, x: Tensor, y: Tensor, orders: Sequence[Sequence[int]], rate: float = 1.0, **settings: object
+) -> Observation:
+    """Return what the server sees of a client that takes a step on each of these batches, and uses each example once an epoch."""
+    batches = [(x[list(order)], y[list(order)]) for order in orders]
+    seen = observe(*batches, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=rate, **settings)
+    epochs = sum(map(len, orders)) // len(y)
+    return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
+
+
+def draw_images(count: int) -> Tensor:
+    """Return smooth grey images (count, 1, 8, 8), whose gradients of brightness have different directions."""
+    down, across = torch.meshgrid(torch.linspace(0, 1, 8), torch.linspace(0, 1, 8), indexing="ij")
+    images = [down, across, 1 - down, 1 - across, down * across, (down - across).abs()]
+    return torch.stack(images[:count])[:, None]
+
+
+def measure_error(found: Reconstruction, x: Tensor) -> float:
+    """Return the mean squared error of the assignment of reconstructions to images that has the smallest."""
+    return min(float(mse(found.x[list(order)], x).mean()) for order in permutations(range(len(x))))
