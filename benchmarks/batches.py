@@ -22,6 +22,9 @@ once, with simulated local steps and with all steps taken for one, beside the nu
 
 Table `several_batches`: the same on clients whose local epochs have two batches of two images each, so that the order of the
 images is searched for before steps are simulated.
+
+Table `several_rounds`: mean PSNR of `agic` on four rounds of such clients, beside the best round alone, and beside rounds whose
+steps are taken for one.
 """
 
 import tempfile
@@ -31,14 +34,21 @@ from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
 from support.contract import ResultRow, parse_options, print_results
 from support.learned_inversion import list_learned_settings, make_learned_row
-from support.local_epochs import list_epoch_settings, list_shuffled_settings, make_epoch_row
+from support.local_epochs import (
+    list_epoch_settings,
+    list_round_settings,
+    list_shuffled_settings,
+    make_epoch_row,
+    make_rounds_row,
+)
 from support.returned_statistics import list_statistics_settings, make_statistics_row
 
 
 def main() -> None:
     """Run the benchmark."""
     options = parse_options(
-        __doc__ or "", tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs", "several_batches")
+        __doc__ or "",
+        tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs", "several_batches", "several_rounds"),
     )
     if options.table == "cocktail":
         separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
@@ -60,6 +70,11 @@ def main() -> None:
         trained = [make_epoch_row(options, setting) for setting in list_settings(quick=options.quick)]
         gain = min(row["psnr simulated"] - row["psnr one batch"] for row in trained)
         print_results(f"batches {options.table}", trained, {"worst_gain": gain}, options)
+        return
+    if options.table == "several_rounds":
+        joint = [make_rounds_row(options, setting) for setting in list_round_settings(quick=options.quick)]
+        gain = sum(row["recovered together"] - row["recovered best alone"] for row in joint)
+        print_results("batches several_rounds", joint, {"gained": gain}, options)
         return
     rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}
