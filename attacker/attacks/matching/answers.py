@@ -118,7 +118,7 @@ def _judge(
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
-    route = "joint over rounds" if len(batch.views) > 1 else _name_route(batch, best)
+    route = "joint over rounds" if len(fitted[0].views) > 1 else _name_route(batch, best)
     try:
         return judge_search(_describe_search(batch, i, best, fitted, rng, examples, interrupted), route)
     except KeyboardInterrupt:

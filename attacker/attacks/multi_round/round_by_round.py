@@ -77,7 +77,16 @@ def search_round_by_round(
             spent = joint.best[i]
             joint.best[i] = replace(one, iterations=spent.iterations, evaluations=spent.evaluations)
             joint.fitted[i] = alone.fitted[k]
-    return joint.build_answers()
+    answers = zip(joint.build_answers(), chosen, strict=True)
+    return [replace(found, notes=(*found.notes, _describe(joint, i, alone, k))) for i, (found, k) in enumerate(answers)]
+
+
+def _describe(joint: MatchingRun, i: int, alone: MatchingRun, k: int) -> str:
+    """Return a note on which rounds the answer of case i explains. k: index in `alone` of the round that was explained best."""
+    number = alone.cases[k].observations[0].round
+    if joint.fitted[i] is alone.fitted[k]:
+        return f"the answer explains round {number} alone, since no order of the client's examples was found that explains all"
+    return f"round {number} was explained best alone, and the answer explains all {len(joint.batch.views)} rounds together"
 
 
 def _split_rounds(case: Case) -> list[Case]:

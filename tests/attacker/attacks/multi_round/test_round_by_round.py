@@ -1,5 +1,6 @@
 """Tests of joint searches that search each round alone first (`multi_round.round_by_round`)."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,7 @@ def test_rounds_together_are_better_than_each_alone(observe: Observe) -> None:
     assert measure_error(found, X) < 0.5 * min(measure_error(one, X) for one in alone)
     assert found.evaluations <= STEPS
     assert {slot.round for slot in found.slots} == {1, 2}
+    assert found.notes[-1].endswith("the answer explains all 2 rounds together")
 
 
 def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(observe: Observe) -> None:
@@ -48,6 +50,7 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
     error = min(measure_error(found, X), measure_error(found, 1 - X.flip(-1)))
     assert error < 0.01
     assert found.evidence["misfit"][0] < -4
+    assert re.match("the answer explains round [12] alone", found.notes[-1])
 
 
 def test_images_are_placed_by_the_links(observe: Observe) -> None:
@@ -92,7 +95,9 @@ def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe
 
 def test_progress_of_both_parts_has_one_total(observe: Observe) -> None:
     told: list[tuple[int, int, str]] = []
-    agic(steps=200, beta=1.0, closed_forms=False)([make_case(observe, *ROUNDS[:2])], rng=seeded(), progress=lambda *now: told.append(now))
+    agic(steps=200, beta=1.0, closed_forms=False)(
+        [make_case(observe, *ROUNDS[:2])], rng=seeded(), progress=lambda *now: told.append(now)
+    )
     done = [d for d, _, _ in told]
     assert done == sorted(done)
     assert len({total for _, total, _ in told}) == 1
