@@ -30,7 +30,6 @@ from attacker.attacks.closed_form.patches import DEPENDENT, UNEXPLAINED, PatchLa
 from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
-from attacker.attacks.networks.input_layer import is_input_random
 from attacker.attacks.networks.layers import Layer
 
 CHANGED_INPUTS = (
@@ -150,7 +149,7 @@ def _solve_case(observed: StackedObservations, chain: Chain, i: int, rng: Genera
     linear = recover_linear(chain, observed.get_weights(i), gradient, observed.examples, rng, bounds=bounds)
     notes: tuple[str, ...] = (linear.note,) if linear.note else ()
     if not linear.found:
-        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", notes)
+        return _build_empty(observed, *notes)
     try:
         labelled = _explain_batch(observed, chain, i, linear)
     except ValueError:  # only some examples were isolated
@@ -218,14 +217,13 @@ def _label_some(observed: StackedObservations, chain: Chain, i: int, linear: Lin
 def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_direct_layer(observed, i)
     if layer is None:
-        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear")
+        return _build_empty(observed)
     found = divide(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
     if not len(found.x):
         return ClosedFormAnswer(found.x, found.y, "linear", found.notes)
     stored = observed.data.is_image and bool(is_eight_bit(found.x).all())
-    first, misfit = observed.cases[i].observations[0], observed.measure_misfit(i, found.x, found.y)
-    unsure = ""
-    if first.training.mode == "train" and is_input_random(first.model, first.data, layer.name):
+    misfit, unsure = observed.measure_misfit(i, found.x, found.y), ""
+    if observed.draws_before(layer.name):
         unsure = CHANGED_INPUTS
     elif not stored and float(1 - found.certainty) > _estimate_residual(observed, i, layer.parameters):
         unsure = SECOND_EXAMPLE
@@ -242,10 +240,8 @@ def _divide_case(observed: StackedObservations, i: int, rng: Generator) -> Close
 def _separate_case(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_direct_layer(observed, i)
     if layer is None:
-        return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear")
+        return _build_empty(observed)
     found = separate(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
-    first = observed.cases[i].observations[0]
-    changed = first.training.mode == "train" and is_input_random(first.model, first.data, layer.name)
     whole = 0 < len(found.x) == observed.examples and float(found.certainty.min()) >= STOP_AGREEMENT
     return ClosedFormAnswer(
         found.x,
@@ -254,24 +250,27 @@ def _separate_case(observed: StackedObservations, i: int, rng: Generator) -> Clo
         found.notes,
         stays=found.certainty,
         final=whole and observed.estimate_noise(i) == 0,
-        open_question=CHANGED_INPUTS if changed else "",
+        open_question=CHANGED_INPUTS if observed.draws_before(layer.name) else "",
     )
 
 
 def _solve_patches(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_patch_layer(observed, i)
-    x, certainty = (torch.zeros(0, *observed.data.shape), 0.0) if layer is None else solve_patches(observed, layer, i)
-    if not len(x) or layer is None:
-        return ClosedFormAnswer(x, torch.zeros(0, dtype=torch.long), "linear", (DEPENDENT,))
+    x, certainty = (None, 0.0) if layer is None else solve_patches(observed, layer, i)
+    if x is None or layer is None:
+        return _build_empty(observed, DEPENDENT)
     y = choose_label(observed, x, i, seed_generator(rng, observed.cases[i], "linear"))
-    first = observed.cases[i].observations[0]
     unsure = ""
-    if first.training.mode == "train" and is_input_random(first.model, first.data, layer.name):
+    if observed.draws_before(layer.name):
         unsure = CHANGED_INPUTS
     elif not bool(is_eight_bit(x).all()) and observed.measure_misfit(i, x, y) > MAX_AMBIGUOUS_MISFIT:
         unsure = UNEXPLAINED
     final = observed.estimate_noise(i) == 0 and certainty >= 1 - MAX_SETTLED_RESIDUAL and not unsure
     return ClosedFormAnswer(x, y, "linear", stays=torch.full((1,), certainty), final=final, open_question=unsure)
+
+
+def _build_empty(observed: StackedObservations, *notes: str) -> ClosedFormAnswer:
+    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", notes)
 
 
 def _is_misstated(observed: StackedObservations, i: int, layer: Layer, whole: LabelledExamples) -> bool:
