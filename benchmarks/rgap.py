@@ -24,7 +24,7 @@ from support.attacked import run_attack
 from support.contract import Options, TableAndSummary, run_selected_table
 from support.rgap.imprint import measure_imprint
 from support.rgap.limits import measure_limits
-from support.rgap.linear import measure_linear
+from support.rgap.linear import MAX_SUCCESS_MSE, measure_linear
 from support.rgap.rank_trials import PAPER_NETWORKS, make_paper_network, measure_right_share
 from support.single_cases import make_client
 from support.splits import Images, load_images
@@ -34,7 +34,6 @@ from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.networks.chain import read_chain
 
 MAX_IDENTICAL_MSE = 1e-4
-MAX_SUCCESS_MSE = 1e-3
 PAPER_INDICES = (-484, 405, 405, -208, 316)
 """Rank analysis index of the five networks in the paper's table 2. The second and the third network have the same index."""
 PAPER_RESULTS = {

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from support.contract import Options, TableAndSummary, measure_cpu
 from support.matches import run_if_applicable
+from support.rgap.linear import MAX_SUCCESS_MSE
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
 from torch import Generator, Tensor
@@ -31,7 +32,6 @@ DEFENSES = (
     "sign(scale='mean')",
 )
 LOCAL_STEPS = (1, 2, 4, 8)
-MAX_SUCCESS_MSE = 1e-3
 MAX_REPORTED_MSE = 1.0
 """Largest MSE that is reported."""
 
