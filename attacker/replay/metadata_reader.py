@@ -41,10 +41,10 @@ Text = Annotated[
     str, Field(max_length=MAX_TEXT), _require(lambda text: not UNPRINTABLE_PATTERN.search(text), "it must be printable")
 ]
 Key = Annotated[str, _require(SAFE_NAME.fullmatch, "it cannot be the name of a file")]
-Client = Annotated[str, _require(is_plain, "it cannot be the name of a client")]
+ClientName = Annotated[str, _require(is_plain, "it cannot be the name of a client")]
 Sender = Annotated[str, _require(lambda name: name == SUM_CLIENT or is_plain(name), "it cannot be the name of a client")]
 Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
-Number = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+PositiveCount = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 
 class _TrainingEntry(TypedDict):
@@ -72,14 +72,14 @@ class _CaseEntry(TypedDict):
     key: Key
     client: Sender
     status: Literal["complete", "masked", "failed", "late"]
-    round: Number
-    attempt: Number
+    round: PositiveCount
+    attempt: PositiveCount
     num_examples: NotRequired[Count | None]
     codec: NotRequired[Annotated[str, Field(max_length=MAX_TEXT)] | None]
-    rounds: NotRequired[Annotated[list[Annotated[list[Number], Field(min_length=2, max_length=2)]], Field(min_length=1)]]
-    cohorts: NotRequired[list[list[Client]]]
-    cohort: NotRequired[list[Client]]
-    left_out: NotRequired[list[Annotated[tuple[Number, str], Strict(False)]]]
+    rounds: NotRequired[Annotated[list[Annotated[list[PositiveCount], Field(min_length=2, max_length=2)]], Field(min_length=1)]]
+    cohorts: NotRequired[list[list[ClientName]]]
+    cohort: NotRequired[list[ClientName]]
+    left_out: NotRequired[list[Annotated[tuple[PositiveCount, str], Strict(False)]]]
 
 
 def _check_cohorts(case: _CaseEntry) -> _CaseEntry:
