@@ -32,9 +32,13 @@ from attacker.scoring.superseded_cases import find_superseded
 from fedsim.recording import DamagedFile, Manifest, Recording, find_recording, find_run
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
+from fedsim.recording.safe_files import is_count
 
 MAX_PAIRS = 60
 """Largest number of examples of each attack whose pair is shown."""
+
+MAX_MEASURE = 1e300
+"""Absolute value from which on a number is taken as damaged: rows of metrics that hold one are left out of charts."""
 
 PlaceKey = tuple[str, int, int, int]
 """Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. An example has the same
@@ -105,14 +109,10 @@ def _read_metrics(path: Path, hints: list[Hint]) -> list[Record]:
     return found
 
 
-MAX_NUMBER = 1e300
-"""Absolute value from which on a number is taken as damaged: rows of metrics that hold one are left out of charts."""
-
-
 def _is_measured(row: Record) -> bool:
     numbers = [row[key] for key in ("loss", "accuracy", "bytes_up", "seconds") if row.get(key) is not None]
-    plain = all(type(number) in (int, float) and abs(number) < MAX_NUMBER for number in numbers)
-    return plain and type(row.get("round")) is int and 0 <= row["round"] < MAX_NUMBER
+    plain = all(type(number) in (int, float) and abs(number) < MAX_MEASURE for number in numbers)
+    return plain and is_count(row.get("round"))
 
 
 def _read_scores(path: Path, hints: list[Hint]) -> list[ScoreRow]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedsim.recording import DamagedFile, Manifest, Recording, Row
-from fedsim.recording import index as wire_index
+from fedsim.recording.index import check_counts, query_index
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.safe_files import read_bytes
 
@@ -127,8 +127,8 @@ class IndexedRows(NamedTuple):
 
 def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
     query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
-    found = wire_index.query_index(folder, f"{query} GROUP BY round ORDER BY round")
-    wire_index.check_counts(folder, [values[:5] for values in found])
+    found = query_index(folder, f"{query} GROUP BY round ORDER BY round")
+    check_counts(folder, [values[:5] for values in found])
     return {values[0]: values[1:] for values in found}
 
 
