@@ -1,6 +1,6 @@
 """Tests of the grid of clients by rounds, of means over examples, and of loss curves."""
 
-from index_rows import make_row
+from index_rows import make_row, make_score
 
 from attacker.scoring.states import CaseState
 from attacker.service.index.attack_folders import CaseEntry, Source
@@ -17,21 +17,7 @@ def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
 
 
 def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: CaseState = "done") -> ShownScore:
-    more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
-    return ShownScore(
-        case=case,
-        state=state,
-        rounds=rounds,
-        client="a",
-        batch=1,
-        position=0,
-        example=example,
-        success=success,
-        label_success=success,
-        failure=None,
-        pair=None,
-        **more,
-    )
+    return make_score(case, example, success=success, label_success=success, rounds=rounds, state=state)
 
 
 def test_grid_cell_has_the_strongest_attack() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from index_rows import make_row
+from index_rows import make_row, make_score
 
 from attacker.service.index.attack_folders import CaseEntry, Source, find_null
 from attacker.service.index.grid import make_grid
@@ -29,25 +29,7 @@ def attack(name: str = "cpl-1", *, null: bool = False, seed: int = 0, failures: 
 
 
 def score(position: int, *, example: int | None = None, success: bool = False, psnr: float | None = None) -> ShownScore:
-    return ShownScore(
-        case="1-a",
-        state="done",
-        rounds=(1,),
-        client="a",
-        batch=1,
-        position=position,
-        example=position if example is None else example,
-        label_true="cat",
-        label="cat",
-        success=success,
-        label_success=True,
-        psnr=psnr,
-        ssim=None,
-        lpips=None,
-        confidence=None,
-        failure=None,
-        pair=None,
-    )
+    return make_score("1-a", position if example is None else example, position=position, success=success, psnr=psnr)
 
 
 def test_recovered_examples_come_first_then_the_nearest() -> None:
