@@ -6,15 +6,12 @@ Its texts are copied into the rows of score tables, and the keys of its cases be
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
-
-from pydantic import AfterValidator, ConfigDict, FailFast, Field, Strict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from typing import Any
 
 from attacker.attacks.registry import NULL_SUFFIX
 from fedsim.recording.manifest import Manifest, check_name
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.safe_files import MAX_NUMBER, UNPRINTABLE_PATTERN, DamagedFile, read_json, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, is_count, read_json, shorten
 from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
@@ -22,91 +19,20 @@ MAX_BYTES = 512 * 2**20
 MAX_TEXT = 10_000
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 """Pattern of the names of cases and of attacks' folders, which become names of files."""
+OBSERVATION_STATUSES = ("complete", "masked", "failed", "late")
+FIELD_TYPES = {
+    "attack": str,
+    "spec": str,
+    "null": bool,
+    "knows_defense": bool,
+    "oracles": list,
+    "seed": int,
+    "run": dict,
+    "cases": list,
+}
 REPLAY_ADVICE = "replay the attack again"
 """Advice for an invalid attack.json, which a replay writes anew."""
-
-
-def _require(check: Callable[[str], object], problem: str) -> AfterValidator:
-    """Return the validator that raises ValueError with `problem` for a text that `check` finds false."""
-
-    def validate(text: str) -> str:
-        if not check(text):
-            raise ValueError(problem)
-        return text
-
-    return AfterValidator(validate)
-
-
-Text = Annotated[
-    str, Field(max_length=MAX_TEXT), _require(lambda text: not UNPRINTABLE_PATTERN.search(text), "it must be printable")
-]
-Key = Annotated[str, _require(SAFE_NAME.fullmatch, "it cannot be the name of a file")]
-ClientName = Annotated[str, _require(is_plain, "it cannot be the name of a client")]
-Sender = Annotated[str, _require(lambda name: name == SUM_CLIENT or is_plain(name), "it cannot be the name of a client")]
-Count = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
-PositiveCount = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
-
-
-class _TrainingEntry(TypedDict):
-    epochs: NotRequired[Count | None]
-
-
-class _RunEntry(TypedDict):
-    """Public settings of the federation, see `describe_run`."""
-
-    name: NotRequired[Annotated[str, AfterValidator(lambda name: check_name(name) or name)]]
-    model: NotRequired[Text]
-    defense: NotRequired[Text]
-    gradient: NotRequired[Text]
-    network: NotRequired[Text]
-    inputs: NotRequired[Text]
-    ranges_from: NotRequired[Text]
-    created: NotRequired[Text]
-    limits: NotRequired[list[Text]]
-    training: NotRequired[_TrainingEntry]
-
-
-class _CaseEntry(TypedDict):
-    """One case, see `metadata.py`: `rounds` are pairs of round and attempt, `left_out` pairs of round and reason."""
-
-    key: Key
-    client: Sender
-    status: Literal["complete", "masked", "failed", "late"]
-    round: PositiveCount
-    attempt: PositiveCount
-    num_examples: NotRequired[Count | None]
-    codec: NotRequired[Annotated[str, Field(max_length=MAX_TEXT)] | None]
-    rounds: NotRequired[Annotated[list[Annotated[list[PositiveCount], Field(min_length=2, max_length=2)]], Field(min_length=1)]]
-    cohorts: NotRequired[list[list[ClientName]]]
-    cohort: NotRequired[list[ClientName]]
-    left_out: NotRequired[list[Annotated[tuple[PositiveCount, str], Strict(False)]]]
-
-
-def _check_cohorts(case: _CaseEntry) -> _CaseEntry:
-    if "cohorts" in case and len(case["cohorts"]) != len(case.get("rounds", [()])):
-        raise ValueError("cohorts must have one entry for each of the rounds")
-    return case
-
-
-class _Metadata(TypedDict):
-    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
-
-    attack: Text
-    spec: Text
-    null: bool
-    knows_defense: bool
-    oracles: list[Text]
-    asked_oracles: NotRequired[list[Text]]
-    withheld: NotRequired[list[Text]]
-    code: NotRequired[list[Text]]
-    seed: int
-    network_code: NotRequired[Text]
-    attack_code: NotRequired[Text]
-    run: _RunEntry
-    cases: Annotated[list[Annotated[_CaseEntry, AfterValidator(_check_cohorts)]], FailFast()]
-
-
-_METADATA = TypeAdapter(_Metadata)
+RUN_TEXT_FIELDS = ("name", "model", "defense", "gradient", "network", "inputs", "ranges_from", "created")
 
 
 def read_metadata(path: Path, *, below: Path | None = None) -> dict[str, Any]:
@@ -127,15 +53,11 @@ def read_metadata(path: Path, *, below: Path | None = None) -> dict[str, Any]:
     except DamagedFile as error:
         raise DamagedFile(path, f"{error.reason}; {REPLAY_ADVICE}") from None
     try:
-        _METADATA.validate_python(facts)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        of, place = "the file", [str(part) for part in problem["loc"]]
-        if place[:1] == ["cases"] and len(place) > 1:
-            of, place = f"case {int(place[1]) + 1}", place[2:]
-        where = f"the entry {'.'.join(place)} of {of}" if place else of
-        reason = f"{where} is invalid: {problem['msg'].removeprefix('Value error, ')}, got {shorten(problem['input'])}"
-        raise DamagedFile(path, f"{reason}; {REPLAY_ADVICE}") from None
+        _check_metadata(facts)
+        for case in facts["cases"]:
+            _check_case(case)
+    except ValueError as error:
+        raise DamagedFile(path, str(error)) from None
     return dict(facts)
 
 
@@ -156,3 +78,98 @@ def find_other_recording(metadata: Mapping[str, Any], manifest: Manifest) -> str
     """
     run = metadata["run"]
     return next((key for key in ("name", "created") if key in run and run[key] != getattr(manifest, key)), "")
+
+
+def _check_metadata(facts: Any) -> None:
+    if not isinstance(facts, dict):
+        raise ValueError(f"attack.json must be a JSON object, got {shorten(facts)}; {REPLAY_ADVICE}")
+    for entry, kind in FIELD_TYPES.items():
+        if type(facts.get(entry)) is not kind:
+            raise ValueError(
+                f"the entry {entry} of attack.json must be of type {kind.__name__}, got {shorten(facts.get(entry))}; "
+                f"{REPLAY_ADVICE}"
+            )
+    for entry in ("attack", "spec"):
+        _check_text(entry, facts[entry])
+    for entry in ("network_code", "attack_code"):
+        _check_text(entry, facts.get(entry, ""))
+    for entry in ("oracles", "asked_oracles", "withheld", "code"):
+        _check_texts(entry, facts.get(entry, []))
+    run = facts["run"]
+    for entry in RUN_TEXT_FIELDS:
+        _check_text(f"run.{entry}", run.get(entry, ""))
+    _check_texts("run.limits", run.get("limits", []))
+    if "name" in run:
+        try:
+            check_name(run["name"])
+        except ValueError as error:
+            raise ValueError(f"the entry run.name of attack.json cannot be used: {error}; {REPLAY_ADVICE}") from None
+    training = run.get("training", {})
+    epochs = training.get("epochs") if isinstance(training, dict) else training
+    if epochs is not None and not is_count(epochs):
+        raise ValueError(
+            f"the entry run.training.epochs of attack.json must be a whole number, got {shorten(epochs)}; {REPLAY_ADVICE}"
+        )
+
+
+def _check_case(case: Any) -> None:
+    key = case.get("key") if isinstance(case, dict) else case
+    if not isinstance(case, dict) or not isinstance(key, str) or not SAFE_NAME.fullmatch(key):
+        raise ValueError(f"attack.json has a case named {shorten(key)}, which cannot be the name of a file; {REPLAY_ADVICE}")
+    if entry := _find_wrong_entry(case):
+        raise ValueError(
+            f"the entry {entry} of the case {key} in attack.json has the invalid value {shorten(case.get(entry))}; "
+            f"{REPLAY_ADVICE}"
+        )
+
+
+def _find_wrong_entry(case: Mapping[str, Any]) -> str:
+    """Return the name of an invalid entry of a case, or "" if there is none."""
+    client, examples, codec = case.get("client"), case.get("num_examples"), case.get("codec")
+    if not isinstance(client, str) or not (is_plain(client) or client == SUM_CLIENT):
+        return "client"
+    if case.get("status") not in OBSERVATION_STATUSES:
+        return "status"
+    if not is_count(case.get("round"), 1):
+        return "round"
+    if not is_count(case.get("attempt"), 1):
+        return "attempt"
+    if examples is not None and not is_count(examples):
+        return "num_examples"
+    if codec is not None and (not isinstance(codec, str) or len(codec) > MAX_TEXT):
+        return "codec"
+    rounds = case.get("rounds", [[1, 1]])
+    if not isinstance(rounds, list) or not rounds or not all(_is_pair(entry) and is_count(entry[1], 1) for entry in rounds):
+        return "rounds"
+    cohorts = case.get("cohorts", [[]] * len(rounds))
+    if not isinstance(cohorts, list) or len(cohorts) != len(rounds) or not all(map(_is_cohort, cohorts)):
+        return "cohorts"
+    if not _is_cohort(case.get("cohort", [])):
+        return "cohort"
+    left_out = case.get("left_out", [])
+    if not isinstance(left_out, list) or not all(_is_pair(entry) and isinstance(entry[1], str) for entry in left_out):
+        return "left_out"
+    return ""
+
+
+def _check_texts(entry: str, texts: Any) -> None:
+    if not isinstance(texts, list):
+        raise ValueError(f"the entry {entry} of attack.json must be a list of texts, got {shorten(texts)}; {REPLAY_ADVICE}")
+    for text in texts:
+        _check_text(entry, text)
+
+
+def _check_text(entry: str, text: Any) -> None:
+    if not isinstance(text, str) or len(text) > MAX_TEXT or UNPRINTABLE_PATTERN.search(text):
+        raise ValueError(
+            f"the entry {entry} of attack.json must be a text of at most {MAX_TEXT} printable characters, got {shorten(text)}; "
+            f"{REPLAY_ADVICE}"
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and is_count(value[0], 1)
+
+
+def _is_cohort(names: Any) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and is_plain(name) for name in names)

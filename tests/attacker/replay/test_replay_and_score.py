@@ -175,7 +175,7 @@ def test_null_of_an_attack_with_an_oracle_is_repeated_with_it_and_told_nothing(r
     assert make_replay_command(run, facts).endswith(" --oracle labels")
     path = null.folder / "attack.json"
     path.write_text(json.dumps({**facts, "asked_oracles": "labels"}))
-    with pytest.raises(ValueError, match=r"attack\.json: the entry asked_oracles of the file is invalid: .*list"):
+    with pytest.raises(ValueError, match=r"asked_oracles of attack\.json must be a list"):
         read_metadata(path)
 
 

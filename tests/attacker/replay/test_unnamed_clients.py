@@ -108,7 +108,7 @@ def test_report_says_that_the_names_were_withheld(run: Path) -> None:
     assert "without client names" in page
     path = replay(run).folder / "attack.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "withheld": "client names"}))
-    with pytest.raises(DamagedFile, match=r"attack\.json: the entry withheld of the file is invalid: .*list"):
+    with pytest.raises(DamagedFile, match=r"the entry withheld of attack\.json must be a list of texts"):
         read_metadata(path)
 
 

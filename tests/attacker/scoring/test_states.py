@@ -1,6 +1,7 @@
 """Tests of the states of cases (done, failed, interrupted, waiting) in score rows and summaries."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,5 +124,6 @@ def test_invalid_entry_of_a_case_is_refused_by_its_own_name(attacked: Path, key:
     facts = json.loads((attacked / "attack.json").read_text())
     facts["cases"][0] = {name: v for name, v in {**facts["cases"][0], key: value}.items() if name != key or value is not None}
     (attacked / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedFile, match=rf"case 1 is invalid: .*{key}|entry {key}[.0-9]* of case 1 is invalid: .*; replay"):
+    named = "has a case named" if key == "key" else f": the entry {key} of the case .* in attack.json has the invalid value"
+    with pytest.raises(DamagedFile, match=rf"{named} {re.escape(repr(value))}.*; replay the attack again"):
         rows_of(attacked)
