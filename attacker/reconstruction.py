@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedsim.recording.files import write_tensors
-from fedsim.recording.safe_files import DamagedFile, open_tensors, parse_json, shorten
+from fedsim.recording.safe_files import DamagedFile, is_count, open_tensors, parse_json, shorten
+from fedsim.recording.tensor_files import DTYPES_BY_NAME
 
 MAX_BYTES = 8 * 2**30
 """Size of the largest file of a reconstruction that is read."""
@@ -23,6 +24,7 @@ each original's own mean colour passes on 3.1 % of both, 0.3 % of LFW and none o
 tuning parts of benchmarks/support/splits.py). Such originals are nearly flat, see `attacker.scoring.metrics.is_flat`, and
 verdicts count them separately.
 """
+TENSOR_NAMES = ("x", "y", "confidence", "explained", "loss")
 METADATA_TYPES = {
     "case": str,
     "route": str,
@@ -131,24 +133,39 @@ class Reconstruction:
         """Read a file that `write` wrote. Raises ValueError, naming the file, if it cannot be read as a reconstruction."""
         try:
             with open_tensors(path.parent, path.name, limit=MAX_BYTES) as file:
-                facts = parse_json(file.metadata()["facts"], finite=False)
-                tensors = {name: file.get_tensor(name) for name in ("x", "y", "confidence", "explained", "loss")}
-            _check_tensors(tensors)
-            facts = _check_metadata(facts, len(tensors["x"]))
+                facts = read_facts(file)
+                return cls(**{name: file.get_tensor(name) for name in TENSOR_NAMES}, **facts)
         except DamagedFile as error:
             raise ValueError(f"{path}: not a reconstruction: {error.reason}; replay the attack again") from None
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"{path}: not a reconstruction: {error}; replay the attack again") from None
-        return cls(**tensors, **facts)
 
 
-def _check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a tensor has a wrong type or number of dimensions. tensors: fields of a `Reconstruction` by name."""
-    for name, tensor in tensors.items():
-        good = tensor.dtype == torch.int64 if name == "y" else tensor.is_floating_point()
-        if not good or (tensor.ndim < 1 if name == "x" else tensor.ndim != 1):
+def read_facts(file: Any) -> dict[str, Any]:
+    """Return the metadata in an open file of a reconstruction as arguments of `Reconstruction`, without reading its tensors.
+
+    Raises ValueError if a tensor or an entry of the metadata is missing or has a wrong type, or if tensors, slots and evidence do
+    not fit the number of examples.
+    """
+    if missing := [name for name in TENSOR_NAMES if name not in file.keys()]:  # noqa: SIM118 - the file is no dict
+        raise ValueError(f"the tensor {missing[0]} is missing")
+    headers = {name: file.get_slice(name) for name in TENSOR_NAMES}
+    shapes = {name: tuple(header.get_shape()) for name, header in headers.items()}
+    for name, header in headers.items():
+        dtype = DTYPES_BY_NAME.get(header.get_dtype())
+        good = dtype == torch.int64 if name == "y" else dtype is not None and dtype.is_floating_point
+        if not good or (not shapes[name] if name == "x" else len(shapes[name]) != 1):
             wanted = f"{'int64' if name == 'y' else 'floats'} with {'at least one axis' if name == 'x' else 'one axis'}"
-            raise ValueError(f"tensor {name} must be {wanted}, got {tensor.dtype} of shape {tuple(tensor.shape)}")
+            raise ValueError(f"tensor {name} must be {wanted}, got {header.get_dtype()} of shape {shorten(shapes[name])}")
+    (examples, *_) = shapes["x"]
+    if wrong := [name for name in ("y", "confidence", "explained") if shapes[name] != (examples,)]:
+        raise ValueError(f"tensor {wrong[0]} must have one value for each of {examples} examples, got {shapes[wrong[0]][0]}")
+    try:
+        return _check_metadata(parse_json((file.metadata() or {})["facts"], finite=False), examples)
+    except KeyError as error:
+        raise ValueError(f"its metadata lacks the entry {error}") from None
+    except TypeError as error:
+        raise ValueError(f"its metadata is not valid: {error}") from None
 
 
 def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
@@ -164,10 +181,9 @@ def _check_metadata(facts: Any, examples: int) -> dict[str, Any]:
     slots = tuple(Slot(*slot) for slot in facts["slots"])
     for slot in slots:
         numbers = (slot.round, slot.batch, slot.position, slot.example)
-        if not isinstance(slot.client, str) or not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
+        if not isinstance(slot.client, str) or not all(map(is_count, numbers)):
             raise ValueError(
-                f"in {shorten(slot)}, client must be a text, and round, batch, position and example whole numbers from 0 to "
-                "2**53 - 1"
+                f"in {shorten(slot)}, client must be a text, and round, batch, position and example whole numbers from 0 on"
             )
     texts = {key: tuple(map(str, facts[key])) for key in ("oracles", "notes")}
     evidence = {str(name): tuple(map(float, values)) for name, values in facts["evidence"].items()}

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from support.agic import beyond, linking, whole_clients
 from support.agic.clients import ResNetFederation
-from support.attacked import PUBLISHED_SEARCH
+from support.attacked import PUBLISHED_SEARCH, match_images, run_attack
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
@@ -38,7 +38,6 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.layer_weights import weigh_by_depth
 from attacker.attacks.papers.agic import agic
-from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import psnr
 
 TABLES = ("layers", "epochs", "matching", "fedavg", "shapes", "clients", "beyond")
@@ -184,7 +183,7 @@ def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
     """
     with measure_cpu() as clock:
         try:
-            found = replace(exact(fallback="none"), device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
+            found, _ = run_attack(exact(fallback="none"), cases, options)
             outcome = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
         except ValueError as error:
             outcome = f"no closed form ({str(error).split(';')[0]}): the search as above"
@@ -192,25 +191,21 @@ def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
 
 
 def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **columns: Any) -> ResultRow:
-    with measure_cpu() as clock:
-        found = replace(attack, device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
-    x = torch.cat([one.x for one in found]).nan_to_num().clamp(0, 1)
-    size = len(x) // len(cases)
-    values = []
-    for i in range(len(cases)):
-        guesses, originals = x[i * size : (i + 1) * size], truth.x[i * size : (i + 1) * size]
-        values += psnr(guesses[[c for c in assign_reconstructions(guesses, originals) if c is not None]], originals).tolist()
-    labels = [one.y.tolist() == sorted(truth.y[i * size : (i + 1) * size].tolist()) for i, one in enumerate(found)]
-    each = " ".join(f"{value:.1f}" for value in values)
-    row = {
+    """Attack the cases, which have equally many images of `truth`; return a row with `columns`, the mean PSNR and each PSNR."""
+    found, seconds = run_attack(attack, cases, options)
+    size = len(truth) // len(cases)
+    values = psnr(match_images(found, truth.x.split(size)), truth.x).tolist()
+    labels = [one.y.tolist() == sorted(y.tolist()) for one, y in zip(found, truth.y.split(size), strict=True)]
+    return {
         "source": "measured",
         "data": truth.name,
         **columns,
         "iterations": attack.search.steps,
         "psnr": mean(values),
-        "each": each,
+        "each": " ".join(f"{value:.1f}" for value in values),
+        "labels": mean(labels),
+        "cpu_seconds": seconds,
     }
-    return row | {"iterations": attack.search.steps, "labels": mean(labels), "cpu_seconds": clock.seconds}
 
 
 if __name__ == "__main__":

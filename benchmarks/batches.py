@@ -32,9 +32,10 @@ from pathlib import Path
 
 from support.batches import list_batch_settings, make_batch_row
 from support.cocktail import list_separated, make_separated_row
-from support.contract import ResultRow, parse_options, print_results
+from support.contract import Options, ResultRow, TableAndSummary, run_selected_table
 from support.learned_inversion import list_learned_settings, make_learned_row
 from support.local_epochs import (
+    EpochSetting,
     list_epoch_settings,
     list_round_settings,
     list_shuffled_settings,
@@ -44,38 +45,8 @@ from support.local_epochs import (
 from support.returned_statistics import list_statistics_settings, make_statistics_row
 
 
-def main() -> None:
-    """Run the benchmark."""
-    options = parse_options(
-        __doc__ or "",
-        tables=("exact", "cocktail", "learned", "batch_norm", "local_epochs", "several_batches", "several_rounds"),
-    )
-    if options.table == "cocktail":
-        separated = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
-        print_results("batches cocktail", separated, {"worst_null": max(row["null"] for row in separated)}, options)
-        return
-    if options.table == "learned":
-        with tempfile.TemporaryDirectory() as folder:
-            settings = list_learned_settings(quick=options.quick)
-            learned = [make_learned_row(options, *one, Path(folder)) for one in settings]
-        print_results("batches learned", learned, {"worst_gain": min(r["learned"] - r["learned_null"] for r in learned)}, options)
-        return
-    if options.table == "batch_norm":
-        returned = [make_statistics_row(options, *setting) for setting in list_statistics_settings(quick=options.quick)]
-        gain = min(row["psnr with"] - row["psnr without"] for row in returned)
-        print_results("batches batch_norm", returned, {"worst_gain": gain}, options)
-        return
-    if options.table in ("local_epochs", "several_batches"):
-        list_settings = list_epoch_settings if options.table == "local_epochs" else list_shuffled_settings
-        trained = [make_epoch_row(options, setting) for setting in list_settings(quick=options.quick)]
-        gain = min(row["psnr simulated"] - row["psnr one batch"] for row in trained)
-        print_results(f"batches {options.table}", trained, {"worst_gain": gain}, options)
-        return
-    if options.table == "several_rounds":
-        joint = [make_rounds_row(options, setting) for setting in list_round_settings(quick=options.quick)]
-        gain = sum(row["recovered together"] - row["recovered best alone"] for row in joint)
-        print_results("batches several_rounds", joint, {"gained": gain}, options)
-        return
+def measure_exact(options: Options) -> TableAndSummary:
+    """Measure the table of closed forms; the summary has its values for a batch of 128 and for four rounds of a batch of 32."""
     rows = [make_batch_row(options, setting) for setting in list_batch_settings(quick=options.quick)]
     summary: ResultRow = {"false_certificates": sum(row["false_certificates"] for row in rows)}
     for row in rows:
@@ -85,8 +56,45 @@ def main() -> None:
         row["exact"] for row in rows if (row["network"], row["rounds"], row["rate"], row["batch"]) == ("trained", 4, 0.05, 32)
     ]
     summary |= {"exact_b32_trained_4_rounds": sum(again) / len(again)} if again else {}
-    print_results("batches", rows, {**summary, "worst_null": max(row["null"] for row in rows)}, options)
+    return rows, {**summary, "worst_null": max(row["null"] for row in rows)}
+
+
+def measure_separated(options: Options) -> TableAndSummary:
+    rows = [make_separated_row(options, setting) for setting in list_separated(quick=options.quick)]
+    return rows, {"worst_null": max(row["null"] for row in rows)}
+
+
+def measure_learned(options: Options) -> TableAndSummary:
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [make_learned_row(options, *one, Path(folder)) for one in list_learned_settings(quick=options.quick)]
+    return rows, {"worst_gain": min(row["learned"] - row["learned_null"] for row in rows)}
+
+
+def measure_statistics(options: Options) -> TableAndSummary:
+    rows = [make_statistics_row(options, *setting) for setting in list_statistics_settings(quick=options.quick)]
+    return rows, {"worst_gain": min(row["psnr with"] - row["psnr without"] for row in rows)}
+
+
+def measure_epochs(options: Options, settings: list[EpochSetting]) -> TableAndSummary:
+    rows = [make_epoch_row(options, setting) for setting in settings]
+    return rows, {"worst_gain": min(row["psnr simulated"] - row["psnr one batch"] for row in rows)}
+
+
+def measure_rounds(options: Options) -> TableAndSummary:
+    rows = [make_rounds_row(options, setting) for setting in list_round_settings(quick=options.quick)]
+    return rows, {"gained": sum(row["recovered together"] - row["recovered best alone"] for row in rows)}
+
+
+TABLES = {
+    "exact": measure_exact,
+    "cocktail": measure_separated,
+    "learned": measure_learned,
+    "batch_norm": measure_statistics,
+    "local_epochs": lambda options: measure_epochs(options, list_epoch_settings(quick=options.quick)),
+    "several_batches": lambda options: measure_epochs(options, list_shuffled_settings(quick=options.quick)),
+    "several_rounds": measure_rounds,
+}
 
 
 if __name__ == "__main__":
-    main()
+    run_selected_table("batches", __doc__ or "", TABLES)

@@ -19,17 +19,8 @@ local steps one by one). On a CPU, tables have fewer data sets, images and colum
 images of one data set.
 """
 
-from support.contract import parse_options, print_results
+from support.contract import run_selected_table
 from support.cpl.tables import TABLES
 
-
-def main() -> None:
-    """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=tuple(TABLES))
-    table = options.table or "2"
-    rows, summary = TABLES[table](options)
-    print_results(f"cpl table {table}", rows, summary, options)
-
-
 if __name__ == "__main__":
-    main()
+    run_selected_table("cpl table", __doc__ or "", {"2": TABLES["2"], **TABLES})

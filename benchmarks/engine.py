@@ -41,6 +41,7 @@ from types import SimpleNamespace
 
 import torch
 from scipy.stats import t as student
+from support.attacked import run_attack
 from support.compared_libraries import LIBRARY_TABLES
 from support.contract import Options, ResultRow, measure_cpu, parse_options, print_results
 from support.single_cases import make_image_cases
@@ -182,9 +183,8 @@ def _run_ours(
             compiled=compiled,
             coarse=coarse,
         ),
-        device=options.device,
     )
-    attack(cases, rng=Generator().manual_seed(options.seed))
+    run_attack(attack, cases, options)
 
 
 def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None:
@@ -331,8 +331,7 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
 
 
 def _reconstruct(attack: GradientMatching, cases: Sequence[Case], options: Options) -> Tensor:
-    found = replace(attack, device=options.device)(cases, rng=Generator().manual_seed(options.seed))
-    return torch.cat([one.x for one in found])
+    return torch.cat([one.x for one in run_attack(attack, cases, options)[0]])
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from support.contract import Options, measure_cpu, parse_options, print_results
+from support.attacked import run_attack
+from support.contract import Options, parse_options, print_results
 from support.single_cases import make_client
 from support.splits import Images, load_images
-from torch import Generator, Tensor
+from torch import Tensor
 
 from attacker.attacks import Attack, Case, cpl, rgap
 from attacker.scoring.metrics import is_recovered
@@ -81,11 +82,10 @@ def _make_pair(i: int, sources: Sequence[Images], options: Options) -> PeelCase:
 
 
 def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], options: Options) -> PeelResult:
-    with measure_cpu() as clock:
-        found = replace(attack, device=options.device)([p.case for p in pairs], rng=Generator().manual_seed(options.seed))
+    found, seconds = run_attack(attack, [p.case for p in pairs], options)
     guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
-    return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [clock.seconds])
+    return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [seconds])
 
 
 def _join_results(found: Sequence[PeelResult]) -> PeelResult:

@@ -51,9 +51,8 @@ def write_images(options: Options, folder: Path, needed: int, held_out: int) -> 
     Returns the name of these data for an experiment, "npz:TRAIN,TEST".
     """
     drawn = splits.load_images(options, "cifar10", needed + held_out)
-    pixels, labels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), drawn.y.numpy()
-    np.savez(folder / "train.npz", images=pixels[:needed], labels=labels[:needed], class_names=np.arange(10).astype(str))
-    np.savez(folder / "test.npz", images=pixels[needed:], labels=labels[needed:], class_names=np.arange(10).astype(str))
+    drawn.take_first(needed).write(folder / "train.npz")
+    drawn.of(range(needed, len(drawn))).write(folder / "test.npz")
     return f"npz:{folder}/train.npz,{folder}/test.npz"
 
 

@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.contract import Options, measure_cpu, parse_options, print_results
+from support.attacked import run_attack
+from support.contract import Options, TableAndSummary, run_selected_table
 from support.rgap.imprint import measure_imprint
 from support.rgap.limits import measure_limits
-from support.rgap.linear import measure_linear
+from support.rgap.linear import MAX_SUCCESS_MSE, measure_linear
 from support.rgap.rank_trials import PAPER_NETWORKS, make_paper_network, measure_right_share
 from support.single_cases import make_client
 from support.splits import Images, load_images
 
-from attacker.attacks import Attack, Case, exact, hgap, rgap
+from attacker.attacks import Attack, exact, hgap, rgap
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
 from attacker.attacks.networks.chain import read_chain
 
 MAX_IDENTICAL_MSE = 1e-4
-MAX_SUCCESS_MSE = 1e-3
 PAPER_INDICES = (-484, 405, 405, -208, 316)
 """Rank analysis index of the five networks in the paper's table 2. The second and the third network have the same index."""
 PAPER_RESULTS = {
@@ -45,17 +45,7 @@ PAPER_RESULTS = {
 """Table 1: mean and standard deviation of the MSE."""
 
 
-def main() -> None:
-    """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=("table1", "linear", "limits", "imprint", "many"))
-    tables = {"linear": measure_linear, "limits": measure_limits, "imprint": measure_imprint, "many": measure_many}
-    if options.table in tables:
-        print_results(f"rgap {options.table}", *tables[options.table](options), options)
-    else:
-        print_results("rgap", *measure_table1(options), options)
-
-
-def measure_table1(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_table1(options: Options) -> TableAndSummary:
     """Run R-GAP on CNN6, CNN6-d and FCN3, H-GAP on the first two, and `exact` on CNN6-d; return the rows and a summary.
 
     The published results of the R-GAP paper's table 1, also of DLG, are added as rows. DLG is not run here.
@@ -117,8 +107,8 @@ def _measure_attack(found: Images, network: str, name: str, attack: Attack, opti
         case = one.make_case([(x[None], y[None])], f"{network}-{i}")
         if "paper_mode" in name:
             case = replace(case, known_labels=y[None])
-        error, took = _attack_case(attack, case, x, options)
-        errors.append(error)
+        (answer,), took = run_attack(attack, [case], options)
+        errors.append(float((answer.x[0] - x).double().square().mean()))
         seconds.append(took)
     mse = torch.tensor(errors, dtype=torch.float64)
     return {
@@ -136,13 +126,6 @@ def _measure_attack(found: Images, network: str, name: str, attack: Attack, opti
         "cpu_seconds": sum(seconds) / len(seconds),
         "cpu_max": max(seconds),
     }
-
-
-def _attack_case(attack: Attack, case: Case, x: torch.Tensor, options: Options) -> tuple[float, float]:
-    """Attack one case; return its MSE and CPU-seconds."""
-    with measure_cpu() as clock:
-        found = replace(attack, device=options.device)([case], rng=torch.Generator().manual_seed(options.seed))  # type: ignore[type-var]
-    return float((found[0].x[0] - x).double().square().mean()), clock.seconds
 
 
 MEMORY_PROGRAM = """
@@ -175,9 +158,11 @@ def attack_one_image(seed: int) -> None:
     _measure_attack(load_images(options, "cifar10", 1).of_two_classes(), "cnn6", "rgap", rgap(), options)
 
 
-def measure_many(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_many(options: Options) -> TableAndSummary:
     """Run R-GAP on 10,000 images at once, enough to use a GPU fully; return one row and a summary.
 
+    Each image is followed by itself mirrored, upside down and both, with the same label, so that a quarter as many images of the
+    data set are needed: its report part has 3,194.
     Without --device cuda, or without a CUDA device, nothing is run: the reason is printed and returned in the summary, without
     rows. With --quick, the images are four, and any device does.
     """
@@ -185,15 +170,7 @@ def measure_many(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]
         reason = "there is no CUDA device" if options.device != "cpu" else "it was not asked for, with --device cuda"
         print(f"skipped: 10,000 images at once need a GPU, and {reason}")
         return [], {"many": f"skipped: {reason}"}
-    return measure_batch(options, 4 if options.quick else 10_000)
-
-
-def measure_batch(options: Options, count: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Run R-GAP on `count` images in one call; return one row and a summary.
-
-    Each image is followed by itself mirrored, upside down and both, with the same label, so that a quarter as many images of the
-    data set are needed: its report part has 3,194.
-    """
+    count = 4 if options.quick else 10_000
     quarter = load_images(options, "cifar10", -(-count // 4)).of_two_classes()
     turned = [quarter.x, quarter.x.flip(-1), quarter.x.flip(-2), quarter.x.flip(-1, -2)]
     x = torch.stack(turned, dim=1).flatten(0, 1)[:count]
@@ -201,14 +178,22 @@ def measure_batch(options: Options, count: int) -> tuple[list[dict[str, Any]], d
     one = make_client("cnn6", quarter.data, loss="logistic", seed=options.seed)
     cases = [one.make_case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
     print(f"{count} gradients are there", file=sys.stderr)
-    with measure_cpu() as clock:
-        found = replace(rgap(), device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
+    found, seconds = run_attack(rgap(), cases, options)
     mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(found, x, strict=True)])
     wall = sum(one.seconds for one in found)
-    row = {"images": count, "device": options.device, "wall_seconds": wall, "cpu_seconds": clock.seconds}
+    row = {"images": count, "device": options.device, "wall_seconds": wall, "cpu_seconds": seconds}
     row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= MAX_IDENTICAL_MSE).double().mean())}
     return [row], {"many_seconds": wall, "many_mse_max": row["mse_max"], "many_same": row["same"]}
 
 
+TABLES = {
+    "table1": measure_table1,
+    "linear": measure_linear,
+    "limits": measure_limits,
+    "imprint": measure_imprint,
+    "many": measure_many,
+}
+
+
 if __name__ == "__main__":
-    main()
+    run_selected_table("rgap", __doc__ or "", TABLES)

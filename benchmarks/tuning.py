@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.attacked import PUBLISHED_SEARCH, match_examples, run_attack
+from support.attacked import PUBLISHED_SEARCH, match_images, run_attack
 from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
-from support.contract import Options, TableAndSummary, parse_options, print_results
+from support.contract import Options, TableAndSummary, run_selected_table
 from support.cpl.cases import Originals, make_batch_cases
 from support.preset_grid import measure_presets
 from support.single_cases import make_client
@@ -50,14 +50,6 @@ SMOOTH_SEARCH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relativ
 SEARCH_SETTINGS: tuple[dict[str, Any], ...] = (SMOOTH_SEARCH, {**SMOOTH_SEARCH, "tv": 1e-6}, {**SMOOTH_SEARCH, "features": True})
 NUM_SKIPPED_IMAGES = 200
 """Images of the tuning part that the table `batches` leaves out."""
-
-
-def main() -> None:
-    """Run one grid."""
-    options = parse_options(__doc__ or "", tables=tuple(TABLES))
-    table = options.table or "inverting_gradients"
-    rows, summary = TABLES[table](options)
-    print_results(f"tuning {table}", rows, summary, options)
 
 
 def measure_signs(options: Options) -> TableAndSummary:
@@ -136,8 +128,7 @@ def draw_images(options: Options, names: Sequence[str], count: int, *, skip: int
     if not options.quick:
         for data in chosen:
             if data.part == "tuning":
-                stored = (data.x * 255).round().byte().numpy()
-                record_tuned("presets of attacks (tuning.py)", [hash_example(value) for value in stored])
+                record_tuned("presets of attacks (tuning.py)", [hash_example(value) for value in data.to_bytes().numpy()])
     return chosen
 
 
@@ -148,8 +139,7 @@ def summarise_attack(attack: GradientMatching | ClosedForm, originals: Originals
     squared error, and the CPU-seconds per image. An image is recovered if its mean squared error is at most `MAX_RECOVERED_MSE`.
     """
     answers, seconds = run_attack(attack, originals.cases, options)
-    guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(answers, originals.x, strict=True)])
-    x = torch.cat(originals.x)
+    guesses, x = match_images(answers, originals.x), torch.cat(originals.x)
     return {
         "images": len(x),
         "batches": len(originals.x),
@@ -170,4 +160,4 @@ TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
 
 
 if __name__ == "__main__":
-    main()
+    run_selected_table("tuning", __doc__ or "", TABLES)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, make_private, read_json_lines, write_json
-from fedsim.recording.safe_files import DamagedFile, read_bytes, read_json, shorten
+from fedsim.recording.safe_files import DamagedFile, is_count, read_bytes, read_json, shorten
 
 DATASET_KEYS = {"name": str, "arguments": dict, "content_hash": str}
 """Required keys of `dataset.json`, which describes the data set, and their types."""
@@ -132,7 +132,7 @@ class TruthReader:
         content = read_json(path)
         pairs = content.get("pairs") if isinstance(content, dict) else None
         if not isinstance(pairs, list) or not all(
-            isinstance(pair, list) and len(pair) == 2 and _are_counts(*pair) for pair in pairs
+            isinstance(pair, list) and len(pair) == 2 and all(map(is_count, pair)) for pair in pairs
         ):
             raise DamagedFile(path, "holds no pairs of examples; copy the file that the client wrote")
         return tuple((a, b) for a, b in pairs)
@@ -146,12 +146,8 @@ class TruthReader:
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path, "copy the file that the client wrote"), start=1):
             indices = row.get("indices")
-            counts = _are_counts(row.get("round"), row.get("attempt"), row.get("step"))
-            if not (counts and isinstance(indices, list) and _are_counts(*indices)):
+            counts = all(is_count(row.get(key)) for key in ("round", "attempt", "step"))
+            if not (counts and isinstance(indices, list) and all(map(is_count, indices))):
                 raise DamagedFile(path, f"row {number} is not valid truth: {shorten(row)}; copy the file that the client wrote")
             found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
         return found
-
-
-def _are_counts(*values: object) -> bool:
-    return all(type(value) is int and 0 <= value < 2**53 for value in values)

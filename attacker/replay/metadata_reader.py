@@ -4,19 +4,19 @@ Its texts are copied into the rows of score tables, and the keys of its cases be
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attacker.attacks.registry import NULL_SUFFIX
 from fedsim.recording.manifest import Manifest, check_name
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, read_json, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, is_count, read_json, shorten
 from fedsim.recording.writer import is_plain
 
 MAX_BYTES = 512 * 2**20
 """Largest size of the file in bytes, enough for some million cases."""
 MAX_TEXT = 10_000
-MAX_COUNT = 2**53
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 """Pattern of the names of cases and of attacks' folders, which become names of files."""
 OBSERVATION_STATUSES = ("complete", "masked", "failed", "late")
@@ -61,6 +61,16 @@ def read_metadata(path: Path, *, below: Path | None = None) -> dict[str, Any]:
     return dict(facts)
 
 
+def make_attack_key(get: Callable[[str], Any]) -> tuple[Any, ...]:
+    """Return a key that is equal for an attack on a recording and for its null, and differs between attacks.
+
+    get: function from the name of an entry of `attack.json`, which score rows have as well, to its value. The entries
+    `network_code` and `attack_code` are digests of code that is not part of this project; None counts as "", no such code.
+    """
+    codes = (get(name) or "" for name in ("network_code", "attack_code"))
+    return str(get("spec")).removesuffix(NULL_SUFFIX), get("seed"), get("knows_defense"), *codes
+
+
 def find_other_recording(metadata: Mapping[str, Any], manifest: Manifest) -> str:
     """Return the setting, "name" or "created", that shows that an attack was on another recording; "" if none does.
 
@@ -96,7 +106,7 @@ def _check_metadata(facts: Any) -> None:
             raise ValueError(f"the entry run.name of attack.json cannot be used: {error}; {REPLAY_ADVICE}") from None
     training = run.get("training", {})
     epochs = training.get("epochs") if isinstance(training, dict) else training
-    if epochs is not None and not _is_count(epochs):
+    if epochs is not None and not is_count(epochs):
         raise ValueError(
             f"the entry run.training.epochs of attack.json must be a whole number, got {shorten(epochs)}; {REPLAY_ADVICE}"
         )
@@ -120,16 +130,16 @@ def _find_wrong_entry(case: Mapping[str, Any]) -> str:
         return "client"
     if case.get("status") not in OBSERVATION_STATUSES:
         return "status"
-    if not _is_count(case.get("round"), 1):
+    if not is_count(case.get("round"), 1):
         return "round"
-    if not _is_count(case.get("attempt"), 1):
+    if not is_count(case.get("attempt"), 1):
         return "attempt"
-    if examples is not None and not _is_count(examples):
+    if examples is not None and not is_count(examples):
         return "num_examples"
     if codec is not None and (not isinstance(codec, str) or len(codec) > MAX_TEXT):
         return "codec"
     rounds = case.get("rounds", [[1, 1]])
-    if not isinstance(rounds, list) or not rounds or not all(_is_pair(entry) and _is_count(entry[1], 1) for entry in rounds):
+    if not isinstance(rounds, list) or not rounds or not all(_is_pair(entry) and is_count(entry[1], 1) for entry in rounds):
         return "rounds"
     cohorts = case.get("cohorts", [[]] * len(rounds))
     if not isinstance(cohorts, list) or len(cohorts) != len(rounds) or not all(map(_is_cohort, cohorts)):
@@ -157,12 +167,8 @@ def _check_text(entry: str, text: Any) -> None:
         )
 
 
-def _is_count(value: Any, minimum: int = 0) -> bool:
-    return type(value) is int and minimum <= value <= MAX_COUNT
-
-
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and _is_count(value[0], 1)
+    return isinstance(value, list) and len(value) == 2 and is_count(value[0], 1)
 
 
 def _is_cohort(names: Any) -> bool:

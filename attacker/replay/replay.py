@@ -126,12 +126,36 @@ class Replay:
         return tuple(name for name, oracle in oracles.items() if oracle is not None)
 
     @cached_property
+    def _attack(self) -> Attack:
+        return self.spec.build(device=self.device)
+
+    @cached_property
     def _chosen(self) -> ChosenRows:
         return ChosenRows(self.recording, self.rounds, self.clients)
 
     @cached_property
-    def _attack(self) -> Attack:
-        return self.spec.build(device=self.device)
+    def _footprint(self) -> CaseFootprint:
+        return CaseFootprint(self.recording.manifest, self.device, estimate_effort(self._attack))
+
+    @cached_property
+    def _chunks(self) -> list[tuple[PlannedCase, ...]]:
+        """Return all cases that can be attacked, finished or not, in groups that are attacked at once."""
+        return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
+
+    @cached_property
+    def _job(self) -> ReplayJob:
+        return ReplayJob(
+            recording=str(self.recording.folder.resolve()),
+            folder=os.path.abspath(self.folder),
+            attack=self.spec.name,
+            arguments=dict(self.spec.arguments),
+            null=self.spec.null,
+            seed=self.seed,
+            device=self.device,
+            threads=self.threads or (1 if len(self._chunks) > 1 else None),
+            model=self.model,
+            every=self.every,
+        )
 
     @cached_property
     def plan(self) -> Plan:
@@ -156,7 +180,9 @@ class Replay:
             )
         self._chosen.check_weights(self._footprint.shapes, self._footprint.distinct)
         found = plan_cases(self.recording, self._chosen.rows, self._attack)
-        return replace(found, cases=tuple(map(self._check_memory, found.cases)))
+        # a damaged manifest may claim examples of any size
+        checked = ((case, case.reason or self._footprint.explain_too_large(case.sizes)) for case in found.cases)
+        return replace(found, cases=tuple(replace(case, reason=reason) for case, reason in checked))
 
     def _check_files(self) -> None:
         """Raise an error if the attack uses images of the user's, and no argument names their file or the file is missing."""
@@ -169,48 +195,6 @@ class Replay:
             )
         if missing := [path for path in paths if self.ray is None and not path.exists()]:
             raise FileNotFoundError(f"{missing[0]} does not exist; name the archive with --set {names[0]}=FILE.npz")
-
-    def _check_memory(self, case: PlannedCase) -> PlannedCase:
-        """Return the case, with a reason why it cannot be attacked if it needs more memory than the device has.
-
-        This is checked because a damaged manifest may claim examples of any size.
-        """
-        reason = case.reason or self._footprint.explain_too_large(case.sizes)
-        return replace(case, reason=reason) if reason else case
-
-    def measure_extent(self) -> tuple[int, float]:
-        """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
-
-        Observations of cases that cannot be attacked, and observations of more than `MAX_EXAMPLES` examples, are not counted.
-        """
-        rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
-        values = self.recording.manifest.data.size
-        return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
-
-    def estimate_work(self) -> Forecast:
-        """Return an estimate of the remaining work. Cases with an update of more than `MAX_EXAMPLES` examples are not counted."""
-        pending = {case.key for case in self._list_pending()}
-        chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
-        chunks = [chunk for chunk in chunks if chunk]
-        routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
-        evaluations = estimate_effort(self._attack).most_evaluations + routes.evaluations
-        once = sum(self._estimate_once(chunk[0], len(chunk)) for chunk in chunks)
-        largest = max((len(chunk) * self._footprint.estimate_bytes(chunk[0].sizes) for chunk in chunks), default=0)
-        return Forecast(
-            cases=sum(map(len, chunks)),
-            chunks=len(chunks),
-            evaluations=evaluations,
-            core_seconds=once * evaluations,
-            reasons=routes.reasons,
-            memory=self._footprint.explain_risk(largest),
-        )
-
-    def _list_pending(self) -> list[PlannedCase]:
-        return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
-
-    def count_unfinished(self) -> tuple[int, int]:
-        """Return how many cases are still to be attacked, and the number of all cases, also those that cannot be attacked."""
-        return len(self._list_pending()), len(self.plan.cases)
 
     def run(self, watch: Watch | None = None) -> ReplayResult:
         """Attack every case that is not done yet, write reconstructions, and return what was done. watch: callback for progress.
@@ -247,25 +231,6 @@ class Replay:
         remove_finished(self.folder, [case.key for case in plan.cases if is_done(self.folder, case.key)])
         return replayed
 
-    def make_path(self, key: str) -> Path:
-        """Return the path of the reconstruction of the case `key`."""
-        return make_reconstruction_path(self.folder, key)
-
-    @cached_property
-    def _job(self) -> ReplayJob:
-        return ReplayJob(
-            recording=str(self.recording.folder.resolve()),
-            folder=os.path.abspath(self.folder),
-            attack=self.spec.name,
-            arguments=dict(self.spec.arguments),
-            null=self.spec.null,
-            seed=self.seed,
-            device=self.device,
-            threads=self.threads or (1 if len(self._chunks) > 1 else None),
-            model=self.model,
-            every=self.every,
-        )
-
     def _plan_tasks(self, pending: Sequence[PlannedCase], replayed: ReplayResult) -> list[Task]:
         """Return the remaining tasks: first the groups of cases of an interrupted replay's checkpoints, then other cases.
 
@@ -282,41 +247,6 @@ class Replay:
             groups.append([case for case in chunk if case.key in left - running])
         tasks = (tuple(self._collect_members(group, replayed)) for group in groups)
         return [Task(members=members) for members in tasks if members]
-
-    @cached_property
-    def _footprint(self) -> CaseFootprint:
-        return CaseFootprint(self.recording.manifest, self.device, estimate_effort(self._attack))
-
-    @cached_property
-    def _chunks(self) -> list[tuple[PlannedCase, ...]]:
-        """Return all cases that can be attacked, finished or not, in groups that are attacked at once."""
-        return split_into_chunks(self.plan.cases, self._footprint, self.chunk)
-
-    def _estimate_seconds(self, tasks: Sequence[Task]) -> float:
-        """Estimate the seconds that tasks take on one core, all together.
-
-        The number of gradient evaluations per case is `Effort.evaluations`, which the attack reports, or 1 if it reports none.
-        """
-        cases = {case.key: case for case in self.plan.cases}
-        once = sum(self._estimate_once(cases[task.keys[0]], len(task.keys)) for task in tasks)
-        return once * estimate_effort(self._attack).evaluations
-
-    def _estimate_once(self, case: PlannedCase, count: int) -> float:
-        """Return the estimated seconds of one gradient evaluation for `count` cases like `case` at once on one core.
-
-        The estimate from the sizes of network and batches is multiplied by how much slower a measured evaluation is.
-        """
-        guess = partial(self._footprint.estimate_seconds, cases=1)
-        return self._footprint.estimate_seconds(case.sizes, count) * measure_slowdown(
-            self.recording, self.spec, self._attack, case, guess
-        )
-
-    def _choose_workers(self, tasks: Sequence[Task]) -> int:
-        """Return the number of worker processes that tasks are worth, and for which the memory suffices."""
-        sizes = {case.key: case.sizes for case in self.plan.cases}
-        largest = max(len(task.keys) * self._footprint.estimate_bytes(sizes[task.keys[0]]) for task in tasks)
-        worth = process_pool.choose_workers(self._estimate_seconds(tasks), len(tasks), self.device, self.threads)
-        return min(worth, self._footprint.count_concurrent(largest))
 
     def _collect_members(self, cases: Sequence[PlannedCase], replayed: ReplayResult) -> Iterator[TaskCase]:
         """Yield cases as plain data, with the true labels or logits of the chosen oracles.
@@ -358,9 +288,66 @@ class Replay:
                 if outcome.interrupted:
                     raise KeyboardInterrupt
 
+    def _choose_workers(self, tasks: Sequence[Task]) -> int:
+        """Return the number of worker processes that tasks are worth, and for which the memory suffices."""
+        cases = {case.key: case for case in self.plan.cases}
+        groups = [(cases[task.keys[0]], len(task.keys)) for task in tasks]
+        seconds = sum(self._estimate_once(*group) for group in groups) * estimate_effort(self._attack).evaluations
+        largest = max(count * self._footprint.estimate_bytes(case.sizes) for case, count in groups)
+        worth = process_pool.choose_workers(seconds, len(tasks), self.device, self.threads)
+        return min(worth, self._footprint.count_concurrent(largest))
+
     def _record_failure(self, key: str, reason: str, replayed: ReplayResult) -> None:
         replayed.failed[key] = reason
         write_failure(self.folder, key, reason)
+
+    def make_path(self, key: str) -> Path:
+        """Return the path of the reconstruction of the case `key`."""
+        return make_reconstruction_path(self.folder, key)
+
+    def count_unfinished(self) -> tuple[int, int]:
+        """Return how many cases are still to be attacked, and the number of all cases, also those that cannot be attacked."""
+        return len(self._list_pending()), len(self.plan.cases)
+
+    def _list_pending(self) -> list[PlannedCase]:
+        return [case for case in self.plan.cases if not case.reason and not is_done(self.folder, case.key)]
+
+    def measure_extent(self) -> tuple[int, float]:
+        """Return the number of observations still to be attacked, and the rough size in MB of the reconstructions to be written.
+
+        Observations of cases that cannot be attacked, and observations of more than `MAX_EXAMPLES` examples, are not counted.
+        """
+        rows = [row for case in self._list_pending() for row in case.rows if (row.num_examples or 0) <= MAX_EXAMPLES]
+        values = self.recording.manifest.data.size
+        return len(rows), sum(4 * values * (row.num_examples or 0) + 4000 for row in rows) / 1e6
+
+    def estimate_work(self) -> Forecast:
+        """Return an estimate of the remaining work. Cases with an update of more than `MAX_EXAMPLES` examples are not counted."""
+        pending = {case.key for case in self._list_pending()}
+        chunks = [[case for case in chunk if case.key in pending and max(case.sizes) <= MAX_EXAMPLES] for chunk in self._chunks]
+        chunks = [chunk for chunk in chunks if chunk]
+        routes = plan_routes(self._attack, self.recording, chunks[0][0]) if chunks else RoutePlan()
+        evaluations = estimate_effort(self._attack).most_evaluations + routes.evaluations
+        once = sum(self._estimate_once(chunk[0], len(chunk)) for chunk in chunks)
+        largest = max((len(chunk) * self._footprint.estimate_bytes(chunk[0].sizes) for chunk in chunks), default=0)
+        return Forecast(
+            cases=sum(map(len, chunks)),
+            chunks=len(chunks),
+            evaluations=evaluations,
+            core_seconds=once * evaluations,
+            reasons=routes.reasons,
+            memory=self._footprint.explain_risk(largest),
+        )
+
+    def _estimate_once(self, case: PlannedCase, count: int) -> float:
+        """Return the estimated seconds of one gradient evaluation for `count` cases like `case` at once on one core.
+
+        The estimate from the sizes of network and batches is multiplied by how much slower a measured evaluation is.
+        """
+        guess = partial(self._footprint.estimate_seconds, cases=1)
+        return self._footprint.estimate_seconds(case.sizes, count) * measure_slowdown(
+            self.recording, self.spec, self._attack, case, guess
+        )
 
 
 def _group_errors(damage: Sequence[DamagedFile]) -> dict[str, str]:

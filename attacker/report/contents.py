@@ -15,62 +15,37 @@ from attacker.report.hints import Hint, Record
 from attacker.report.linked_cases import LinkedCase
 from attacker.report.pairs import ExamplePair
 from attacker.report.unscored import UnscoredResults
-from attacker.scoring import GrowthPoint, Summary
-from attacker.scoring.states import FINISHED_STATES, CaseState
+from attacker.scoring import GrowthPoint, ScoreRow, Summary
 from fedsim.recording import Manifest, Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One row of the scores: one true example in one case (observations that are attacked together).
+    """One true example in one case (observations that are attacked together), as the report shows it.
 
-    rounds:  the rounds of the case in which the example was used.
-    batch, position: local step, from 1, and position in its batch, from 0, of the first use. index: index in the data set.
-    claimed: the rounds to which the attack assigns its reconstruction; None without a reconstruction.
-    state:   state of the case, see `CaseState`. psnr: in dB; None without a reconstruction, and for table rows. failure: reason
-             why there is no reconstruction, or None.
-    success, label_success: whether the example, and its label, count as recovered, see `ScoreRow`. label_true, label_recovered:
-             names of classes; `label_recovered` is None without a reconstruction.
-    tags_true, tags_recovered, tag_jaccard: tags of the original and of the reconstruction, and their similarity, see `ScoreRow`.
-    pair:    original and reconstruction to be shown.
-    null:    the same example in the attack's null; None if the null has no score of it, and for examples of a null.
+    row:  its scores. pair: original and reconstruction to be shown. null: the same example in the attack's null; None if the null
+          has no score of it, and for examples of a null.
     """
 
-    case: str
-    state: CaseState
-    rounds: tuple[int, ...]
-    client: str
-    batch: int
-    position: int
-    index: int
-    label_true: str
-    label_recovered: str | None
-    psnr: float | None
-    success: bool
-    label_success: bool
-    failure: str | None
+    row: ScoreRow
     pair: ExamplePair
-    tags_true: tuple[str, ...] = ()
-    tags_recovered: tuple[str, ...] = ()
-    tag_jaccard: float | None = None
-    claimed: tuple[int, ...] | None = None
     null: "Example | None" = None
 
     @property
     def place(self) -> tuple[Any, ...]:
         """The case, rounds, batch, position and data set index of the example: equal in an attack and its null."""
-        return self.case, self.rounds, self.batch, self.position, self.index
+        return self.row.case, self.row.rounds, self.row.batch, self.row.position, self.row.index
 
     @property
     def rounds_right(self) -> tuple[int, ...]:
-        """The rounds in `claimed` in which the example was used; () if `claimed` is None."""
-        return tuple(round for round in self.claimed or () if round in self.rounds)
+        """The rounds to which the attack assigns its reconstruction of the example, and in which the example was used."""
+        return tuple(round for round in self.row.rounds_claimed or () if round in self.row.rounds)
 
     @property
     def rounds_wrong(self) -> tuple[int, ...]:
-        """The rounds in `claimed` in which the example was not used; () if `claimed` is None."""
-        return tuple(round for round in self.claimed or () if round not in self.rounds)
+        """The rounds to which the attack assigns its reconstruction of the example, and in which the example was not used."""
+        return tuple(round for round in self.row.rounds_claimed or () if round not in self.row.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +88,7 @@ class AttackOnRun:
     @property
     def failures(self) -> list[tuple[str, int]]:
         """Reasons why examples of done or failed cases have no reconstruction, with their numbers of examples, largest first."""
-        return Counter(example.failure for example in self.finished if example.failure is not None).most_common()
+        return Counter(row.failure for row in self.finished if row.failure is not None).most_common()
 
     @property
     def has_failed(self) -> bool:
@@ -138,12 +113,12 @@ class AttackOnRun:
     @property
     def distinct(self) -> int:
         """The number of different data set indices of the scored examples in done or failed cases."""
-        return len({example.index for example in self.finished})
+        return len({row.index for row in self.finished})
 
     @property
-    def finished(self) -> list[Example]:
-        """The scored examples of finished cases, those done or failed; shares and means are computed from them."""
-        return [example for example in self.examples if example.state in FINISHED_STATES]
+    def finished(self) -> list[ScoreRow]:
+        """The scores of finished cases, those done or failed; shares and means are computed from them."""
+        return [example.row for example in self.examples if example.row.is_finished]
 
 
 @dataclass(frozen=True, kw_only=True)

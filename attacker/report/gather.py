@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from attacker.attacks.registry import NULL_SUFFIX
 from attacker.reconstruction import Reconstruction
-from attacker.replay.metadata_reader import find_other_recording, read_metadata
+from attacker.replay.metadata_reader import find_other_recording, make_attack_key, read_metadata
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
 from attacker.report.hints import (
@@ -33,9 +32,13 @@ from attacker.scoring.superseded_cases import find_superseded
 from fedsim.recording import DamagedFile, Manifest, Recording, find_recording, find_run
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.run_check import check_run
+from fedsim.recording.safe_files import is_count
 
 MAX_PAIRS = 60
 """Largest number of examples of each attack whose pair is shown."""
+
+MAX_MEASURE = 1e300
+"""Absolute value from which on a number is taken as damaged: rows of metrics that hold one are left out of charts."""
 
 PlaceKey = tuple[str, int, int, int]
 """Key of an example within a case: key of the case, and `batch`, `position` and `index` of `ScoreRow`. An example has the same
@@ -106,14 +109,10 @@ def _read_metrics(path: Path, hints: list[Hint]) -> list[Record]:
     return found
 
 
-MAX_NUMBER = 1e300
-"""Absolute value from which on a number is taken as damaged: rows of metrics that hold one are left out of charts."""
-
-
 def _is_measured(row: Record) -> bool:
     numbers = [row[key] for key in ("loss", "accuracy", "bytes_up", "seconds") if row.get(key) is not None]
-    plain = all(type(number) in (int, float) and abs(number) < MAX_NUMBER for number in numbers)
-    return plain and type(row.get("round")) is int and 0 <= row["round"] < MAX_NUMBER
+    plain = all(type(number) in (int, float) and abs(number) < MAX_MEASURE for number in numbers)
+    return plain and is_count(row.get("round"))
 
 
 def _read_scores(path: Path, hints: list[Hint]) -> list[ScoreRow]:
@@ -231,17 +230,10 @@ def _collect_unscored(
     attack: the attack with its scored examples. hints: list to which hints on files that cannot be shown are added.
     """
     metadata, reconstructions = all_metadata[source], folder / "reconstructions"
-    nulls = [
-        reconstructions / name
-        for name, other in all_metadata.items()
-        if other["null"]
-        and other["spec"] == metadata["spec"] + NULL_SUFFIX
-        and other["seed"] == metadata["seed"]
-        and other["knows_defense"] == metadata["knows_defense"]
-        and all(other.get(key, "") == metadata.get(key, "") for key in ("network_code", "attack_code"))
-    ]
-    scored = {example.case for example in attack.examples} | set(find_superseded(reconstructions / source, metadata["cases"]))
-    null = nulls[0] if nulls else None
+    key = make_attack_key(metadata.get)
+    nulls = [name for name, other in all_metadata.items() if other["null"] and make_attack_key(other.get) == key]
+    scored = {example.row.case for example in attack.examples} | set(find_superseded(reconstructions / source, metadata["cases"]))
+    null = reconstructions / nulls[0] if nulls else None
     result = collect_unscored(reconstructions / source, metadata, scored, manifest.data, null=null, limit=MAX_PAIRS)
     hints += map(Hint, result.problems)
     return result
@@ -252,29 +244,8 @@ def _get_place(row: ScoreRow) -> PlaceKey:
 
 
 def _make_example(row: ScoreRow, pairs: Mapping[tuple[str, PlaceKey], ExamplePair]) -> Example:
-    pair = pairs.get((row.source, _get_place(row)), ExamplePair())
-    if row.failure is not None:
-        pair = pairs.get(("", _get_place(row)), ExamplePair())
-    return Example(
-        state=row.state,
-        case=row.case,
-        client=row.client,
-        batch=row.batch,
-        position=row.position,
-        index=row.index,
-        psnr=row.psnr,
-        success=row.success is True,
-        label_success=row.label_success is True,
-        failure=row.failure,
-        rounds=row.rounds,
-        claimed=row.rounds_claimed,
-        label_true=str(row.label_true_name),
-        label_recovered=row.label_recovered_name,
-        tags_true=row.tags_true or (),
-        tags_recovered=row.tags_recovered or (),
-        tag_jaccard=row.tag_jaccard,
-        pair=pair,
-    )
+    source = row.source if row.failure is None else ""
+    return Example(row=row, pair=pairs.get((source, _get_place(row)), ExamplePair()))
 
 
 def _read_pairs(

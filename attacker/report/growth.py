@@ -49,10 +49,10 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
     these rounds.
     """
     finished = attack.finished
-    total, rounds = attack.distinct, sorted({round for example in finished for round in example.rounds})
+    total, rounds = attack.distinct, sorted({round for row in finished for round in row.rounds})
     found = []
     for number, last in enumerate(rounds, start=1):
-        recovered = {example.index for example in finished if example.success and max(example.rounds) <= last}
+        recovered = {row.index for row in finished if row.success and max(row.rounds) <= last}
         found.append(GrowthPoint(number, len(recovered) / max(1, total)))
     return found
 

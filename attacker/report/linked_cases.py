@@ -1,6 +1,5 @@
 """Results of attacks on several rounds of a client at once: the rounds used and left out, and the attack's notes."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,16 +60,6 @@ def _read_linked_case(folder: Path, case: Record, other: SupersededCase | None) 
         found = Reconstruction.read(make_reconstruction_path(folder, case["key"]))
     except ValueError:
         return LinkedCase(**facts)
-    several = sum(len(rounds) > 1 for rounds in list_rounds(found).values())
-    facts["rounds"] = tuple(sorted({slot.round for slot in found.slots}))
+    each = found.list_rounds()
+    several, facts["rounds"] = sum(len(rounds) > 1 for rounds in each), tuple(sorted(set().union(*each)))
     return LinkedCase(**facts, notes=found.notes, examples=len(found.x), several=several)
-
-
-def list_rounds(found: Reconstruction) -> dict[int, tuple[int, ...]]:
-    """Return a dict from the index of a reconstructed example to the rounds to which the attack assigns it, ascending.
-
-    Examples that the attack assigns to no round are left out.
-    """
-    places = Counter((slot.example, slot.round) for slot in found.slots)
-    examples = sorted({example for example, _ in places})
-    return {example: tuple(sorted(round for candidate, round in places if candidate == example)) for example in examples}

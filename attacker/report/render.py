@@ -103,7 +103,8 @@ def _select_strip(run: ReportedRun) -> list[Example]:
     `find_strongest` chooses.
     """
     best = conclusions.find_best_attack(run)
-    return [example for example in best.finished if example.pair.original][:STRIP_EXAMPLES] if best else []
+    shown = best.examples if best else ()
+    return [example for example in shown if example.row.is_finished and example.pair.original][:STRIP_EXAMPLES]
 
 
 def _select_unscored_strip(run: ReportedRun) -> list[UnscoredExample]:

@@ -13,7 +13,6 @@ from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from attacker.replay.results import make_failure_path, make_reconstruction_path
 from attacker.report.hints import Record
-from attacker.report.linked_cases import list_rounds
 from attacker.report.pairs import ExamplePair, show_alone
 from attacker.scoring.states import read_reason
 from fedsim.recording import DataSpec
@@ -111,11 +110,10 @@ def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSp
 
 def _read(path: Path, data: DataSpec) -> Reconstruction:
     answer = Reconstruction.read(path)
-    if answer.x.shape[1:] != data.shape or not answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
+    if answer.x.shape[1:] != data.shape:
         raise ValueError(
-            f"{path} must hold examples of shape {data.shape} with one label and one confidence each, but its tensors x, y and "
-            f"confidence have shapes {', '.join(str(tuple(t.shape)) for t in (answer.x, answer.y, answer.confidence))}; "
-            "delete it and replay the attack again"
+            f"{path} must hold examples of shape {data.shape}, got {tuple(answer.x.shape[1:])}; delete it and replay the attack "
+            "again"
         )
     return answer
 
@@ -126,7 +124,7 @@ def _make_example(
     last = answer.loss[-1:]
     return UnscoredExample(
         case=str(case["key"]),
-        rounds=list_rounds(answer).get(i) or (int(case["round"]),),
+        rounds=tuple(sorted(answer.list_rounds()[i])) or (int(case["round"]),),
         client=str(case["client"]),
         number=i + 1,
         label=int(answer.y[i]),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attacker.attacks.learned.perceptual import Lpips
 from attacker.reconstruction import Reconstruction
+from attacker.replay.results import make_reconstruction_path
 from attacker.scoring.assignment import assign_reconstructions, keep_first
 from attacker.scoring.gallery import Gallery
 from attacker.scoring.measures import clean_examples, measure, to_numbers
@@ -113,17 +114,15 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
 def read_answer(folder: Path, key: str, truth: Tensor) -> tuple[Reconstruction | None, CaseState, str]:
     """Return a case's reconstruction, its state, and why there is no reconstruction ("" if there is one).
 
-    A reconstruction counts as failed if its examples have another shape than the originals `truth` (N, *shape), or have not one
-    label and one confidence each. Their number may differ from N. folder: folder of the attack's reconstructions.
+    A reconstruction counts as failed if its examples have another shape than the originals `truth` (N, *shape). Their number may
+    differ from N. folder: folder of the attack's reconstructions.
     """
     answer, state, reason = read_case(folder, key)
-    if answer is None:
-        return None, state, reason
-    if answer.x.shape[1:] == truth.shape[1:] and answer.x.shape[:1] == answer.y.shape == answer.confidence.shape:
-        return answer, state, ""
-    shapes = f"{tuple(answer.x.shape)}, {tuple(answer.y.shape)} labels and {tuple(answer.confidence.shape)} confidences"
-    expected = f"examples of this data set have shape {tuple(truth.shape[1:])}"
-    return None, "failed", f"{folder / f'{key}.safetensors'}: holds examples {shapes}, but {expected}"
+    if answer is None or answer.x.shape[1:] == truth.shape[1:]:
+        return answer, state, reason
+    got, expected = tuple(answer.x.shape[1:]), tuple(truth.shape[1:])
+    path = make_reconstruction_path(folder, key)
+    return None, "failed", f"{path}: holds examples of shape {got}, but examples of this data set have shape {expected}"
 
 
 def pair_clients(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:

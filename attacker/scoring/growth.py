@@ -6,13 +6,12 @@ examples of a round in only one of these cases; the file `growth.jsonl` of a run
 A case is the observations that are attacked together: one round of a client, or several.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fedsim.recording.files import MAX_LINES_BYTES, read_json_lines, to_json_lines, write_bytes
-from fedsim.recording.safe_files import parse_json, read_bytes
+from fedsim.recording.files import read_json_lines, update_json_lines
+from fedsim.recording.safe_files import parse_json
 
 GROWTH_FILE = "growth.jsonl"
 
@@ -43,25 +42,19 @@ class GrowthPoint:
 
 
 def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
-    """Replace the rows of the attack `source` in a run's `growth.jsonl` by `cases`, which may be empty.
+    """Replace the rows of the attack `source` in a run's `growth.jsonl` by `cases`, which may be empty; keep damaged lines.
 
-    All other complete lines are kept byte by byte, also damaged ones. The file is not written if there are neither cases nor
-    earlier rows of this attack. source: name of the attack's folder.
+    source: name of the attack's folder.
     """
-    path, new = run / GROWTH_FILE, [asdict(case) for case in cases]
-    content = read_bytes(run, GROWTH_FILE, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
-    old = [line + b"\n" for line in content.split(b"\n")[:-1]]
-    kept = [line for line in old if not _is_row_of(source, line)]
-    if new or len(kept) < len(old):
-        write_bytes(path, b"".join(kept) + to_json_lines(*new), below=run)
 
+    def is_stale(line: bytes) -> bool:
+        try:
+            row = parse_json(line)
+        except ValueError:
+            return False
+        return isinstance(row, dict) and row.get("source") == source
 
-def _is_row_of(source: str, line: bytes) -> bool:
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return False
-    return isinstance(row, dict) and row.get("source") == source
+    update_json_lines(run / GROWTH_FILE, is_stale, *map(asdict, cases), below=run)
 
 
 def read_growth(run: Path) -> list[CaseGrowth]:

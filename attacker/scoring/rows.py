@@ -5,7 +5,6 @@ A case is the observations that are attacked together: one round of a client, or
 
 import csv
 import json
-import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from attacker.scoring.states import FINISHED_STATES, CaseState
-from fedsim.recording.files import MAX_LINES_BYTES, append_json_lines, read_json_lines, to_json_lines, write_bytes
-from fedsim.recording.safe_files import DamagedFile, parse_json, read_bytes
+from fedsim.recording.files import read_json_lines, update_json_lines, write_bytes
+from fedsim.recording.safe_files import DamagedFile, parse_json
 
 if TYPE_CHECKING:
     import pandas
@@ -257,8 +256,8 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     source: name of the attack's folder. only: keys of cases; earlier rows of the source are then replaced only if they are of
     these cases, and others are kept.
 
-    All other complete lines are kept byte by byte. To save time, since a live run is scored after every round, only lines that
-    may be among the rows to replace are parsed. Raises DamagedFile if a parsed line is not JSON.
+    To save time, since a live run is scored after every round, only lines that may be among the rows to replace are parsed.
+    Raises DamagedFile if a parsed line is not JSON.
     """
     mark = f'"source": {json.dumps(source)}'.encode()
 
@@ -278,14 +277,7 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
             ) from None
         return bool(isinstance(row, dict) and row.get("source") == source and (only is None or row.get("case") in only))
 
-    written = [row.to_dict() for row in rows]
-    content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
-    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
-    kept = [line for line in lines if not is_stale(line)]
-    if len(kept) < len(lines):
-        write_bytes(path, b"".join(kept) + to_json_lines(*written))
-    else:
-        append_json_lines(path, *written)
+    update_json_lines(path, is_stale, *(row.to_dict() for row in rows))
 
 
 def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:

@@ -6,11 +6,12 @@ A case is the observations that are attacked together: one round of a client, or
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from statistics import fmean, median
 from typing import Any
 
-from attacker.attacks.registry import NULL_SUFFIX
+from attacker.replay.metadata_reader import make_attack_key
 from attacker.scoring.row_pairs import PSNR_OF_8_BITS, average_by_example, fill_failures
 from attacker.scoring.rows import ScoreRow
 from attacker.scoring.states import count_cases
@@ -135,14 +136,9 @@ def summarise(rows: Iterable[ScoreRow]) -> list[Summary]:
     return [_summarise_with_null(group, nulls.get(_get_attack_key(group[0]), [])) for group in groups if not group[0].null]
 
 
-def _get_attack_key(row: ScoreRow) -> tuple[str, str, int, bool, str, str]:
-    """Return a key that identifies an attack and is equal in rows of the attack and of its null.
-
-    It consists of the run, the attack with arguments, the seed, whether the attack models the defense, and the row's digests of
-    the network's and the attack's code, "" for code that is part of this project.
-    """
-    spec = row.spec.removesuffix(NULL_SUFFIX)
-    return row.run, spec, row.seed, row.knows_defense, row.network_code, row.attack_code
+def _get_attack_key(row: ScoreRow) -> tuple[Any, ...]:
+    """Return a key that identifies an attack on a run and is equal in rows of the attack and of its null."""
+    return row.run, *make_attack_key(partial(getattr, row))
 
 
 def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:

@@ -1,14 +1,14 @@
 """Measurement of an attack on cases whose true examples are known, as one row of a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attacker.attacks import Case, GradientMatching
+from attacker.attacks import Attack, Case, GradientMatching
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.decoders import BUILT_IN_DECODERS
 from attacker.attacks.matching.names import DISTANCES
@@ -28,12 +28,12 @@ PAPER_TOLERANCE = 1e-4
 """Squared distance between gradients at which a search has converged, according to CPL."""
 
 
-def run_attack(
-    attack: GradientMatching | ClosedForm, cases: Sequence[Case], options: Options
-) -> tuple[list[Reconstruction], float]:
-    """Run an attack on one thread; return its reconstructions and the CPU-seconds."""
+def run_attack(attack: Attack, cases: Sequence[Case], options: Options) -> tuple[list[Reconstruction], float]:
+    """Run an attack on one thread, with the device and the seed of `options`; return its reconstructions and the CPU-seconds."""
+    placed = copy(attack)
+    placed.device = options.device
     with measure_cpu() as clock:
-        found = replace(attack, device=options.device)(cases, rng=torch.Generator().manual_seed(options.seed))
+        found = placed(cases, rng=torch.Generator().manual_seed(options.seed))
     return found, clock.seconds
 
 
@@ -71,6 +71,11 @@ def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
 
 
+def match_images(found: Sequence[Reconstruction], x: Sequence[Tensor]) -> Tensor:
+    """Return the reconstructed examples of all cases in the order of their originals. x: originals of each case, (N, *shape)."""
+    return torch.cat([match_examples(one, originals)[0] for one, originals in zip(found, x, strict=True)])
+
+
 def compare_attacks(
     attacks: Mapping[str, GradientMatching], cases: Sequence[Case], images: Images, batch: int, options: Options
 ) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def compare_attacks(
     row: dict[str, Any] = {}
     for label, attack in attacks.items():
         found, seconds = run_attack(attack, cases, options)
-        guesses = torch.cat([match_examples(one, x)[0] for one, x in zip(found, images.x.split(batch), strict=True)])
+        guesses = match_images(found, images.x.split(batch))
         row |= {
             f"psnr {label}": float(psnr(guesses, images.x).mean()),
             f"recovered {label}": int(is_recovered(guesses, images.x, images.data).sum()),

@@ -108,5 +108,5 @@ def _attack(case: Case, options: Options, *, null: bool) -> Reconstruction | Non
     """
     name = "exact" if len(case.observations) == 1 else "spans"
     arguments = {"fallback": "none", "route": "linear"} if name == "exact" else {}
-    attack = AttackSpec(name=name, arguments=arguments, null=null).build(device=options.device)
+    attack = AttackSpec(name=name, arguments=arguments, null=null).build()
     return run_if_applicable(attack, case, options)

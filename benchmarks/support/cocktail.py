@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from torch import Generator, Tensor
+from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import AttackSpec
 from attacker.scoring.metrics import psnr
 from fedsim.recording import Training
+from support.attacked import run_attack
 from support.batches import TRAINING_IMAGES, TRAINING_STEPS
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow
 from support.matches import EXACT_DB
 from support.rounds.federation import make_mlp_client, pretrain
 from support.splits import load_images
@@ -60,11 +61,10 @@ def make_separated_row(options: Options, setting: SeparatedBatch) -> ResultRow:
         client = pretrain(client, others, steps=TRAINING_STEPS, seed=options.seed)
     case = client.make_case([(images.x, images.y)], "c0")
     arguments: dict[str, Any] = {"criterion": setting.criterion, "refine": setting.refine, "steps": setting.steps}
-    answers = {}
-    with measure_cpu() as clock:
-        answers["attack"] = _attack(case, arguments, options, null=False)
-    answers["null"] = _attack(case, arguments, options, null=True)
-    best = {name: measure_assigned(x, images.x) for name, x in answers.items()}
+    attack = AttackSpec(name="cocktail_party", arguments=arguments).build()
+    (found,), seconds = run_attack(attack, [case], options)
+    (grey,), _ = run_attack(attack.null(), [case], options)
+    best = {name: measure_assigned(one.x.clamp(0, 1), images.x) for name, one in (("attack", found), ("null", grey))}
     return {
         "batch": setting.batch,
         "width": setting.width,
@@ -77,14 +77,9 @@ def make_separated_row(options: Options, setting: SeparatedBatch) -> ResultRow:
         "above_20": float((best["attack"] > 20).double().mean()),
         "exact": float((best["attack"] > EXACT_DB).double().mean()),
         "null": float(best["null"].mean()),
-        "cpu_seconds": clock.seconds,
+        "cpu_seconds": seconds,
         "part": images.part,
     }
-
-
-def _attack(case: Case, arguments: dict[str, Any], options: Options, *, null: bool) -> Tensor:
-    attack = AttackSpec(name="cocktail_party", arguments=arguments, null=null).build(device=options.device)
-    return attack([case], rng=Generator().manual_seed(options.seed))[0].x.clamp(0, 1)
 
 
 def measure_assigned(found: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import platform
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -152,6 +152,17 @@ def print_results(name: str, rows: Sequence[dict[str, Any]], summary: dict[str, 
         result = {"benchmark": name, "machine": describe_machine(), "versions": versions, "rows": list(rows), "summary": summary}
         print(json.dumps(result, allow_nan=False))
     sys.stdout.flush()
+
+
+def run_selected_table(name: str, description: str, tables: Mapping[str, Callable[[Options], TableAndSummary]]) -> None:
+    """Run the table that the command line names, or else the first of `tables`, and print its results.
+
+    name: name of the benchmark, with which the title begins. description: text of --help. tables: functions that measure a table,
+    by the table's name.
+    """
+    options = parse_options(description, tables=tuple(tables))
+    table = options.table or next(iter(tables))
+    print_results(f"{name} {table}", *tables[table](options), options)
 
 
 def _format_value(value: Any) -> str:

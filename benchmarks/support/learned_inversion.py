@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case
+from attacker.attacks import Attack, AttackSpec, Case
 from attacker.attacks.presets import get_arguments
+from support.attacked import run_attack
 from support.cocktail import measure_assigned
-from support.contract import Options, ResultRow, measure_cpu
+from support.contract import Options, ResultRow
 from support.single_cases import make_client
 from support.splits import load_images
 
@@ -37,19 +37,20 @@ def make_learned_row(options: Options, defense: str, batch: int, folder: Path) -
     """
     few = options.quick
     count, public = (2, 200) if few else (ATTACKED, PUBLIC_IMAGES)
-    archive = _write_public(options, public, folder)
+    archive = folder / "public.npz"
+    load_images(options, "cifar10", public, part="tuning").write(archive)
     images = load_images(options, "cifar10", count)
     client = make_client(MODEL, images.data, seed=options.seed)
     batches = zip(images.x.split(batch), images.y.split(batch), strict=True)
     cases = [client.make_case([one], f"c{i}", defense, noise_seed=i) for i, one in enumerate(batches)]
     settings = {**SETTINGS, **({"simulations": 200, "epochs": 2} if few else {}), "images": str(archive)}
     tuned = get_arguments("inverting_gradients", "tuned", client.model, client.data) | ({"steps": 50} if few else {})
-    with measure_cpu() as learned_clock:
-        learned = _attack(AttackSpec(name="learning_to_invert", arguments=settings), cases, options, images.x)
-    mean = _attack(AttackSpec(name="learning_to_invert", arguments=settings, null=True), cases, options, images.x)
-    with measure_cpu() as search_clock:
-        search = _attack(AttackSpec(name="inverting_gradients", arguments=tuned), cases, options, images.x)
-    blind = _attack(AttackSpec(name="inverting_gradients", arguments=tuned, null=True), cases, options, images.x)
+    psnr, seconds = dict[str, Tensor](), dict[str, float]()
+    for name, arguments in (("learning_to_invert", settings), ("inverting_gradients", tuned)):
+        attack = AttackSpec(name=name, arguments=arguments).build()
+        psnr[name], seconds[name] = _measure_psnr(attack, cases, options, images.x)
+        psnr[f"{name}, null"], _ = _measure_psnr(attack.null(), cases, options, images.x)
+    learned, mean = psnr["learning_to_invert"], psnr["learning_to_invert, null"]
     return {
         "defense": defense or "none",
         "batch": batch,
@@ -57,28 +58,17 @@ def make_learned_row(options: Options, defense: str, batch: int, folder: Path) -
         "learned": float(learned.mean()),
         "learned_null": float(mean.mean()),
         "better": int((learned > mean).sum()),
-        "inverting_gradients": float(search.mean()),
-        "its_null": float(blind.mean()),
-        "learned_cpu_seconds": learned_clock.seconds,
-        "search_cpu_seconds": search_clock.seconds,
+        "inverting_gradients": float(psnr["inverting_gradients"].mean()),
+        "its_null": float(psnr["inverting_gradients, null"].mean()),
+        "learned_cpu_seconds": seconds["learning_to_invert"],
+        "search_cpu_seconds": seconds["inverting_gradients"],
         "part": images.part,
     }
 
 
-def _write_public(options: Options, count: int, folder: Path) -> Path:
-    """Write the public images, which are of the tuning part, into an archive, and return its path."""
-    path = folder / "public.npz"
-    if not path.exists():
-        public = load_images(options, "cifar10", count, part="tuning")
-        values = (public.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        np.savez(path, images=values, labels=public.y.numpy())
-    return path
-
-
-def _attack(spec: AttackSpec, cases: list[Case], options: Options, x: Tensor) -> Tensor:
-    """Return the PSNR (N,) in dB of the answers to the images x (N, *shape) of all cases, each with the answer assigned to it."""
-    found = {
-        one.case: one.x.clamp(0, 1) for one in spec.build(device=options.device)(cases, rng=Generator().manual_seed(options.seed))
-    }
+def _measure_psnr(attack: Attack, cases: list[Case], options: Options, x: Tensor) -> tuple[Tensor, float]:
+    """Return the PSNR (N,) in dB of the images x of all cases, each with the answer assigned to it, and the CPU-seconds."""
+    answers, seconds = run_attack(attack, cases, options)
+    found = {one.case: one.x.clamp(0, 1) for one in answers}
     own = zip(cases, x.split(len(x) // len(cases)), strict=True)
-    return torch.cat([measure_assigned(found[case.key], batch) for case, batch in own])
+    return torch.cat([measure_assigned(found[case.key], batch) for case, batch in own]), seconds

@@ -1,11 +1,12 @@
 """How many originals the answers of an attack match, in any order, and how many answers match none."""
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from attacker.attacks import Attack, Case
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import psnr
+from support.attacked import run_attack
 from support.contract import Options
 
 EXACT_DB = 60.0
@@ -19,7 +20,7 @@ CERTAIN = 0.9
 def run_if_applicable(attack: Attack, case: Case, options: Options) -> Reconstruction | None:
     """Return the attack's answer to a case, or None if it recovers no example or cannot attack the case."""
     try:
-        return attack([case], rng=Generator().manual_seed(options.seed))[0]
+        return run_attack(attack, [case], options)[0][0]
     except ValueError:
         return None
 

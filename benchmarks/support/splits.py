@@ -81,6 +81,15 @@ class Images:
         """Return the images with the indices `rows`, in this order."""
         return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])
 
+    def to_bytes(self) -> Tensor:
+        """Return the images in 8 bits, (N, *shape) uint8."""
+        return (self.x * 255).round().byte()
+
+    def write(self, path: Path) -> None:
+        """Write the images into an archive for the data set `npz`; their classes are named by their numbers."""
+        names = np.arange(self.data.num_classes).astype(str)
+        np.savez(path, images=self.to_bytes().permute(0, 2, 3, 1).numpy(), labels=self.y.numpy(), class_names=names)
+
 
 def load_images(options: Options, name: str, count: int, *, part: Part = "report", skip: int = 0) -> Images:
     """Return `count` examples of one part of the data set `name`, in the order of their hashes.

@@ -6,7 +6,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -16,7 +16,16 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fedsim.recording.safe_files import DamagedFile, name_errors, open_file, open_folder, open_to_write, parse_json, shorten
+from fedsim.recording.safe_files import (
+    DamagedFile,
+    name_errors,
+    open_file,
+    open_folder,
+    open_to_write,
+    parse_json,
+    read_bytes,
+    shorten,
+)
 
 DTYPES = {
     torch.float64: "F64",
@@ -163,6 +172,21 @@ def append_json_lines(path: Path, *values: Any, below: Path | None = None) -> No
         file.write(to_json_lines(*values))
         file.flush()
         os.fsync(descriptor)
+
+
+def update_json_lines(path: Path, is_stale: Callable[[bytes], bool], *values: Any, below: Path | None = None) -> None:
+    """Replace the stale lines of a file of JSON lines by one line per value, and keep all other complete lines byte by byte.
+
+    Without stale lines, the values are appended; without values either, the file stays as it is. is_stale: function from a line,
+    with its line break, to whether it is removed. below: as in `hold_lock`.
+    """
+    content = read_bytes(path.parent, path.name, limit=MAX_LINES_BYTES) if os.path.lexists(path) else b""
+    lines = [line + b"\n" for line in content.split(b"\n")[:-1]]
+    kept = [line for line in lines if not is_stale(line)]
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(kept) + to_json_lines(*values), below=below)
+    elif values:
+        append_json_lines(path, *values, below=below)
 
 
 def _find_last_break(file: BinaryIO, size: int) -> int:

@@ -17,11 +17,9 @@ from typing import Any
 from fedsim.recording.codec import CODECS
 from fedsim.recording.index_database import INDEX_FILE, SCHEMA, Image, open_image
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
-from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, parse_json, shorten
+from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, DamagedFile, is_count, parse_json, shorten
 from fedsim.recording.writer import is_plain
 
-MAX_NUMBER = 2**53
-"""Largest number that is accepted; it is exact as a float, too."""
 PROGRESS_INSTRUCTIONS = 100_000
 """Number of SQLite instructions between two checks of the limit of a query."""
 DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
@@ -117,9 +115,9 @@ def make_sent_row(folder: Path, values: tuple[Any, ...]) -> SentRow:
     """
     round, attempt, file, sha256, text = values
     checks = {
-        "round": _is_count(round, 1),
-        "attempt": _is_count(attempt, 1),
-        "file": _is_count(round, 1) and file == make_path(round, "global"),
+        "round": is_count(round, 1),
+        "attempt": is_count(attempt, 1),
+        "file": is_count(round, 1) and file == make_path(round, "global"),
         "sha256": isinstance(sha256, str) and DIGEST_PATTERN.fullmatch(sha256) is not None,
     }
     for (column, good), value in zip(checks.items(), values, strict=False):
@@ -148,7 +146,7 @@ def check_counts(folder: Path, rows: Iterable[tuple[Any, ...]]) -> None:
     folder: the recording, for messages.
     """
     for values in rows:
-        if not (_is_count(values[0], 1) and all(_is_count(value, 0) for value in values)):
+        if not (is_count(values[0], 1) and all(is_count(value) for value in values)):
             raise _make_error(folder, values, "round or bytes", values)
 
 
@@ -166,28 +164,24 @@ def check_clients(folder: Path, clients: Iterable[Any]) -> None:
             )
 
 
-def _is_count(value: Any, minimum: int) -> bool:
-    return type(value) is int and minimum <= value <= MAX_NUMBER
-
-
 def _find_invalid_column(
     round: Any, client: Any, node: Any, attempt: Any, status: Any, reason: Any, examples: Any,
     file: Any, sha256: Any, codec: Any, bytes: Any, metrics: Any, received_at: Any,
 ) -> str:  # fmt: skip
     """Return the name of the first column with an invalid value; "" if all values are valid."""
-    if not _is_count(round, 1):
+    if not is_count(round, 1):
         return "round"
     if type(client) is not str or not (is_plain(client) or client == SUM_CLIENT):
         return "client"
     if type(node) is not str or len(node) > 64 or not node.isprintable():
         return "node"
-    if not _is_count(attempt, 1):
+    if not is_count(attempt, 1):
         return "attempt"
     if status not in ("complete", "masked", "failed", "late") or (client == SUM_CLIENT and status != "complete"):
         return "status"
     if type(reason) is not str:
         return "reason"
-    if examples is not None and not _is_count(examples, 0):
+    if examples is not None and not is_count(examples):
         return "num_examples"
     if file is None:
         if sha256 is not None or codec is not None:
@@ -199,7 +193,7 @@ def _find_invalid_column(
             return "sha256"
         if type(codec) is not str or (codec not in CODECS if status == "complete" else codec not in (*CODECS, MASKED_CODEC)):
             return "codec"
-    if not _is_count(bytes, 0):
+    if not is_count(bytes):
         return "bytes"
     if type(metrics) is not str:
         return "metrics"

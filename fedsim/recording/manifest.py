@@ -15,7 +15,15 @@ from defenses.registry.references import NotAdmitted
 from defenses.spec import DefenseSpec
 from fedsim.recording.files import write_json
 from fedsim.recording.observation import DataSpec, ModelSpec
-from fedsim.recording.safe_files import UNPRINTABLE_PATTERN, WHOLE_ADVICE, DamagedFile, parse_json, read_bytes, shorten
+from fedsim.recording.safe_files import (
+    MAX_NUMBER,
+    UNPRINTABLE_PATTERN,
+    WHOLE_ADVICE,
+    DamagedFile,
+    parse_json,
+    read_bytes,
+    shorten,
+)
 from fedsim.recording.training import Training
 
 FORMAT_VERSION = 3
@@ -26,7 +34,6 @@ MAX_TEXT = 10_000
 MAX_VALUES = 10**8
 """Largest number of values of one example."""
 MAX_CLASSES = 10**7
-MAX_NUMBER = 2**53
 RUN_NAME_PATTERN = re.compile(r"[\w .,:()+=@-]{1,200}")
 """Pattern of names of runs, which appear in score rows, files and command lines."""
 CREATED_PATTERN = re.compile(r"[0-9T:.Z+-]{1,40}")

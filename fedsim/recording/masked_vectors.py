@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.recording.packing.parts import TensorLike
-from fedsim.recording.safe_files import shorten
+from fedsim.recording.safe_files import MAX_NUMBER, shorten
 
 MASKED_CODEC = "masked"
 """Codec and status of a row that holds a masked vector instead of an update."""
@@ -22,7 +22,6 @@ HEADER_WORDS = 3
 The sum over clients of the last word is the number of clients that clipped.
 """
 KEY_BYTES = 32
-MAX_NUMBER = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,13 @@ from typing import Any
 
 from fedsim.recording.files import read_json_lines
 from fedsim.recording.manifest import check_plain
-from fedsim.recording.safe_files import DamagedFile, shorten, to_printable
+from fedsim.recording.safe_files import DamagedFile, is_count, shorten, to_printable
 
 METRICS_FILE = "metrics.jsonl"
 COUNT_KEYS = ("round", "clients", "missing")
 """Keys of a row that hold whole numbers: the round, replies that came, and missing replies. Round 0 has no replies."""
 MEASURE_KEYS = ("loss", "accuracy")
 """Keys of a row that hold numbers, or null for NaN and infinity."""
-MAX_COUNT = 2**53
 ROW_ADVICE = "remove the row, or the file"
 
 
@@ -29,8 +28,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
             value = row.get(key)
             if key not in row and (key in MEASURE_KEYS or row.get("round") == 0):
                 continue
-            is_count = type(value) is int and 0 <= value <= MAX_COUNT
-            if not (is_count if key in COUNT_KEYS else value is None or type(value) in (int, float)):
+            if not (is_count(value) if key in COUNT_KEYS else value is None or type(value) in (int, float)):
                 reason = f"{shorten(value)} is not a valid value of {key}" if key in row else f"{key} is missing"
                 raise DamagedFile(path, f"row {number}: {reason}; {ROW_ADVICE}")
         for key, value in row.items():

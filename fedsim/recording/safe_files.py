@@ -22,6 +22,8 @@ MAX_SPARSE_RATIO = 64
 """Largest ratio of a file's size to its space on disk; compressing file systems stay below it for weights."""
 UNPRINTABLE_PATTERN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that names in a recording must not contain: they could forge lines or control the terminal."""
+MAX_NUMBER = 2**53
+"""Largest whole number that is accepted from a file; as a float, it is exact, too."""
 MAX_JSON_BYTES = 64 * 2**20
 """Default limit of the size of a JSON document, in bytes."""
 WHOLE_ADVICE = "copy the run again"
@@ -196,6 +198,11 @@ def open_tensors(folder: Path, name: str, *, limit: int) -> Iterator[Any]:
                 yield tensors
         except SafetensorError as error:
             raise ValueError(f"cannot be read as a safetensors file: {error}") from None
+
+
+def is_count(value: object, minimum: int = 0) -> bool:
+    """Return whether a value of a file is a whole number from `minimum` to `MAX_NUMBER`. True and False are none."""
+    return type(value) is int and minimum <= value <= MAX_NUMBER
 
 
 def read_exactly(file: FileIO, into: memoryview) -> None:

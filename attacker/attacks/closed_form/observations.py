@@ -127,18 +127,15 @@ class StackedObservations:
         low, high = (self.scale_inputs(end) for end in ends)
         return torch.minimum(low, high), torch.maximum(low, high)
 
+    def draws_before(self, layer: str) -> bool:
+        """Return whether the model changes the input of `layer` at random while clients train, see `is_input_random`."""
+        first = self.cases[0].observations[0]
+        return first.training.mode == "train" and is_input_random(first.model, first.data, layer)
+
     @cached_property
     def has_random_inputs(self) -> bool:
-        """Whether the model changes the input of the first layer of `chain` at random in training, as dropout before it does.
-
-        See `is_input_random`. False if the model is not a chain, or if clients do not train in training mode.
-        """
-        first, chain = self.cases[0].observations[0], self.chain
-        return (
-            first.training.mode == "train"
-            and isinstance(chain, Chain)
-            and is_input_random(first.model, first.data, chain.layers[0].name)
-        )
+        """Whether the model is a chain that changes the input of its first layer at random in training, as dropout does."""
+        return isinstance(self.chain, Chain) and self.draws_before(self.chain.layers[0].name)
 
     def explain_other_optimiser(self, i: int) -> str:
         """Return why the update of case i is not of SGD, which is stated, so that no closed form applies; "" if it may be."""

@@ -80,16 +80,16 @@ def find_patch_layer(observed: StackedObservations, i: int) -> PatchLayer | None
     return None
 
 
-def solve_patches(observed: StackedObservations, layer: PatchLayer, i: int) -> tuple[Tensor, float]:
+def solve_patches(observed: StackedObservations, layer: PatchLayer, i: int) -> tuple[Tensor | None, float]:
     """Return the only example of case i, (1, *shape), and how certain it is: the explained share of the embedding's gradient.
 
-    The example is empty, (0, *shape), and the certainty 0 if the gradients of the positions are linearly dependent.
+    The example is None, and the certainty 0, if the gradients of the positions are linearly dependent.
     """
     weight = observed.gradient[f"{layer.name}.weight"][i].flatten(1)
     slopes = observed.gradient[layer.positions][i].reshape(-1, len(weight))[layer.rows]
     values = torch.linalg.svdvals(slopes)
     if len(slopes) > len(weight) or not float(values[-1]) > MIN_SINGULAR_VALUE * float(values[0]):
-        return weight.new_zeros(0, *observed.data.shape), 0.0
+        return None, 0.0
     inputs = torch.linalg.pinv(slopes.T) @ weight
     missed = float((slopes.T @ inputs - weight).square().sum() / weight.square().sum())
     x = torch.empty(observed.data.size, dtype=weight.dtype, device=weight.device)

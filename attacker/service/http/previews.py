@@ -45,14 +45,7 @@ def preview(service: Service, id: Name) -> JobPreview:
         most=seen.most,
         loss=seen.loss if seen.loss is not None and isfinite(seen.loss) else None,
         images=[
-            PreviewImage(
-                round=place.round,
-                client=place.client,
-                batch=place.batch,
-                position=place.position,
-                label=place.label,
-                image=f"{address}/{n}.png?version={seen.version}",
-            )
+            PreviewImage(**place._asdict(), image=f"{address}/{n}.png?version={seen.version}")  # type: ignore[typeddict-item]
             for n, place in enumerate(seen.places)
         ],
     )

@@ -27,10 +27,10 @@ from attacker.service.index.attack_folders import Source
 from attacker.service.index.grid import compute_leakage, make_grid
 from attacker.service.index.headline import find_strongest_source, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas.attacks import AttacksOnRecording, Grid, Leakage
 from attacker.service.schemas.cases import CaseDetails, Headline, ShownExample
 from attacker.service.schemas.recordings import Observations, Recordings, RecordingSummary, TrainingRows
+from fedsim.recording import Row
 
 router = APIRouter(
     prefix="/recordings", tags=["recordings"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -83,7 +83,7 @@ async def observations(
         rows = service.catalogue.get_rows(run)
         name = complete_client(client, {row.client for row in chain.from_iterable(rows.values())} if client else set())
 
-        def is_wanted(row: IndexRow) -> bool:
+        def is_wanted(row: Row) -> bool:
             return (name is None or row.client == name) and (status is None or row.status == status)
 
         some = chain.from_iterable(rows.values()) if round is None else rows.get(round, ())

@@ -3,14 +3,14 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from attacker.attacks.registry import NULL_SUFFIX
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
-from attacker.replay.metadata_reader import find_other_recording, read_metadata
+from attacker.replay.metadata_reader import find_other_recording, make_attack_key, read_metadata
 from attacker.service.index.reconstruction_files import ReconstructionSummary, read_answer, read_failure, read_header
 from attacker.service.index.recording_index import format_error
 from attacker.service.index.run_folders import Mark, read_mark
@@ -53,6 +53,7 @@ class Source:
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether these are
     results of a null. oracles: names of information that no server has and that the attack was given. withheld: names of
     information that the server has and the attack was not given. knows_defense: whether the attack models the clients' defense.
+    network_code, attack_code: digests of code that is not part of this project; "" without such code.
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
@@ -70,6 +71,8 @@ class Source:
     cases: Mapping[str, CaseEntry]
     answers: Mapping[str, ReconstructionSummary] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()
+    network_code: str = ""
+    attack_code: str = ""
     failures: Mapping[str, str] = field(default_factory=dict)
     running: frozenset[str] = frozenset()
     files: Mapping[str, tuple[Mark, ReconstructionSummary | str]] = field(default_factory=dict)
@@ -107,10 +110,10 @@ class Source:
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
 
-    Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
+    None if it is not among `sources`, or if `source` is a null itself.
     """
-    wanted = source.spec + NULL_SUFFIX, source.seed, source.knows_defense
-    nulls = (source for source in sources if source.null and (source.spec, source.seed, source.knows_defense) == wanted)
+    key = make_attack_key(partial(getattr, source))
+    nulls = (other for other in sources if other.null and make_attack_key(partial(getattr, other)) == key)
     return None if source.null else next(nulls, None)
 
 
@@ -144,20 +147,8 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
             failures[key] = result
         else:
             answers[key] = result
-    described = {
-        key: getattr(description, key)
-        for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
-    }
     failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
-    return Source(
-        name=name,
-        **described,
-        answers=answers,
-        failures=failures,
-        running=frozenset(running),
-        files=files,
-        facts=mark,
-    )
+    return replace(description, answers=answers, failures=failures, running=frozenset(running), files=files, facts=mark)
 
 
 def make_file_path(source: str, case: str) -> str:
@@ -232,6 +223,8 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
         oracles=tuple(content["oracles"]),
         withheld=tuple(content.get("withheld", ())),
         knows_defense=content["knows_defense"],
+        network_code=content.get("network_code", ""),
+        attack_code=content.get("attack_code", ""),
         cases={case.key: case for case in cases},
     )
 

@@ -19,7 +19,6 @@ from attacker.service.index.json_lines import Scores, read_scores, read_training
 from attacker.service.index.recording_index import (
     Index,
     IndexedRows,
-    IndexRow,
     format_error,
     hash_manifest,
     read_index,
@@ -30,7 +29,7 @@ from attacker.service.index.run_folders import Mark, find_runs, is_run, list_sub
 from attacker.service.index.verdicts import RunVerdicts, read_verdicts
 from attacker.service.schemas.recordings import RecordingSummary
 from attacker.service.settings import ServiceSettings
-from fedsim.recording import Manifest
+from fedsim.recording import Manifest, Row
 
 MAX_CACHED_RUNS = 8
 """Largest number of runs whose rows, scores and attacks are cached in memory."""
@@ -157,7 +156,7 @@ class Catalogue:
         except KeyError:
             raise UnknownName(f"there is no recording {id!r}") from None
 
-    def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[IndexRow]]:
+    def get_rows(self, run: CatalogueRun) -> Mapping[int, Sequence[Row]]:
         """Return a dict from each round, ascending, to the rows of the recording's index for this round.
 
         A row is about the reply of one client, or about the sum over clients under secure aggregation. The dict is empty if the
@@ -211,10 +210,7 @@ class Catalogue:
         return self._verdicts.get(run.id, marks, lambda before: read_verdicts(run.folder, run.manifest))
 
     def find_null(self, run: CatalogueRun, source: Source) -> Source | None:
-        """Return the null of the attack `source`: the results of the same attack, with the same seed, without the updates.
-
-        Attack and null must also agree in `knows_defense`. None if such a null was not run, and if `source` is a null itself.
-        """
+        """Return the null of the attack `source`; None if it was not run, and if `source` is a null itself."""
         return find_null(source, self.list_sources(run))
 
     def get_training(self, run: CatalogueRun) -> list[dict[str, Any]]:

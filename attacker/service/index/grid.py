@@ -10,8 +10,8 @@ from typing import NamedTuple
 from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import average_psnr, average_success, mean
-from attacker.service.index.recording_index import IndexRow
 from attacker.service.schemas.attacks import Grid, GridCell, Leak
+from fedsim.recording import Row
 from fedsim.recording.masked_vectors import SUM_CLIENT
 
 STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", "waiting", "running")
@@ -38,9 +38,7 @@ class CellVerdict(NamedTuple):
         return self.confidence if self.success is None else self.success
 
 
-def make_grid(
-    rows: Mapping[int, Sequence[IndexRow]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()
-) -> Grid:
+def make_grid(rows: Mapping[int, Sequence[Row]], sources: Sequence[Source], scores: Scores, nulls: Sequence[Source] = ()) -> Grid:
     """Return the grid with a cell for each row of the index (client and round).
 
     A cell shows the attack of `sources` with the highest leak on the observation, and the scores of this attack's null. The state
@@ -52,7 +50,7 @@ def make_grid(
     beside = {source.name: find_null(source, nulls) for source in sources}
     guessed = {null.name: _collect_verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
 
-    def make_cell(row: IndexRow) -> GridCell:
+    def make_cell(row: Row) -> GridCell:
         place = row.round, row.client
         found = [by_place[place] for by_place in verdicts if place in by_place]
         worst = max(found, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=None)
@@ -123,7 +121,7 @@ def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
 
 
-def _make_cell(row: IndexRow, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
+def _make_cell(row: Row, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
     states: list[ShownState] = [verdict.state for verdict in verdicts]
     return GridCell(
         client=row.client,

@@ -8,9 +8,9 @@ from math import inf
 from attacker.service.index.attack_folders import ShownState, Source, find_null
 from attacker.service.index.json_lines import Scores, ShownScore
 from attacker.service.index.means import average_psnr, count_finished
-from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts
 from attacker.service.schemas.cases import Headline, ShownExample
+from fedsim.recording import Row
 
 NUM_HEADLINE_EXAMPLES = 6
 """Largest number of examples of the strongest attack that are shown."""
@@ -51,7 +51,7 @@ def find_worst_examples(source: Source, scores: Mapping[str, Sequence[ShownScore
 
 
 def make_headline(
-    rows: Mapping[int, Sequence[IndexRow]],
+    rows: Mapping[int, Sequence[Row]],
     sources: Sequence[Source],
     scores: Scores,
     verdicts: RunVerdicts,

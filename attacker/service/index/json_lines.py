@@ -6,13 +6,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attacker.attacks.registry import NULL_SUFFIX
+from attacker.replay.metadata_reader import make_attack_key
 from attacker.scoring.states import FINISHED_STATES, STATES, CaseState
 from fedsim.recording import DamagedFile
-from fedsim.recording.safe_files import open_file, parse_json
+from fedsim.recording.safe_files import is_count, open_file, parse_json
 
 MAX_BYTES = 2 * 2**30
-MAX_ROUND = 2**53
 
 
 Place = tuple[tuple[int, ...], int, int, int]
@@ -91,7 +90,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     for row in read_lines(run, "scores.jsonl", trouble):
         try:
             source, score = str(row["source"]), _parse_score(row)
-            sources.setdefault(_get_attack_key(row), {})[row.get("null") is True] = source
+            sources.setdefault(make_attack_key(row.get), {})[row.get("null") is True] = source
         except (KeyError, TypeError, ValueError):
             wrong += 1
             continue
@@ -136,12 +135,6 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
         trouble.append(f"{name}: {bad} line{'s' * (bad > 1)} cannot be read")
 
 
-def _get_attack_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key that is equal in rows of an attack and of its null."""
-    settings = (row.get(name) for name in ("seed", "knows_defense", "network_code", "attack_code"))
-    return str(row.get("spec")).removesuffix(NULL_SUFFIX), *map(str, settings)
-
-
 def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Sequence[ShownScore]]) -> None:
     """Set `psnr_instead` of an attack's rows without a reconstruction to the PSNR of its null, where the null has one.
 
@@ -184,9 +177,9 @@ def _parse_score(row: Mapping[str, Any]) -> ShownScore:
 
 
 def _parse_count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < MAX_ROUND:
+    if not is_count(value):
         raise ValueError(value)
-    return value
+    return int(value)
 
 
 def to_number(value: Any) -> float | None:

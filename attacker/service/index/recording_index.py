@@ -3,13 +3,13 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.recording import DamagedFile, Manifest, Recording
-from fedsim.recording import index as wire_index
+from fedsim.recording import DamagedFile, Manifest, Recording, Row
+from fedsim.recording.index import check_counts, query_index
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.safe_files import read_bytes
 
@@ -17,26 +17,6 @@ MAX_MESSAGES = 20
 """Largest number of damaged rows that are reported one by one."""
 MAX_MESSAGE = 300
 """Largest length of a message about damage, in characters."""
-
-
-class IndexRow(NamedTuple):
-    """The fields of a row of the index that the page shows: the reply of a client in a round, or a sum under secure aggregation.
-
-    num_examples: number of examples behind the update; None if unknown. bytes: size of the reply. time: Unix time at which the
-    server received it. reason: why the client failed or was late, or why there is no sum; "" otherwise.
-    """
-
-    round: int
-    client: str
-    status: str
-    num_examples: int | None
-    bytes: int
-    time: float
-    reason: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.round:05d}-{self.client}"
 
 
 RoundMarks = Mapping[int, tuple[Any, ...]]
@@ -142,19 +122,19 @@ class IndexedRows(NamedTuple):
     """
 
     rounds: RoundMarks
-    by_round: Mapping[int, tuple[IndexRow, ...]]
+    by_round: Mapping[int, tuple[Row, ...]]
 
 
 def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
     query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
-    found = wire_index.query_index(folder, f"{query} GROUP BY round ORDER BY round")
-    wire_index.check_counts(folder, [values[:5] for values in found])
+    found = query_index(folder, f"{query} GROUP BY round ORDER BY round")
+    check_counts(folder, [values[:5] for values in found])
     return {values[0]: values[1:] for values in found}
 
 
 def _read_rows(
     recording: Recording, rounds: Sequence[int] | set[int] | None, damage: dict[int, list[str]], folder: Path
-) -> list[IndexRow]:
+) -> list[Row]:
     """Return the rows of `rounds`, or of all rounds for None, without those that cannot be read.
 
     Messages about rows that cannot be read are added to `damage`, a dict from round, at most `MAX_MESSAGES` per round; 0 stands
@@ -175,10 +155,7 @@ def _read_rows(
     except (ValueError, OSError) as error:  # for example, no space to copy a truncated index
         damage.setdefault(0, []).append(format_error(error, folder))
         return []
-    return [
-        IndexRow(row.round, row.client, row.status, row.num_examples, row.bytes, row.received_at, row.reason[:MAX_MESSAGE])
-        for row in rows
-    ]
+    return [replace(row, reason=row.reason[:MAX_MESSAGE], metrics={}) for row in rows]  # all rows stay in memory
 
 
 def _parse_round(reason: str) -> int:

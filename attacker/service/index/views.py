@@ -12,12 +12,12 @@ from attacker.service.index.attack_folders import CaseEntry, Source, find_null
 from attacker.service.index.json_lines import Place, Scores, ShownScore
 from attacker.service.index.means import average_labels, average_psnr, average_success, count_finished, mean
 from attacker.service.index.reconstruction_files import WholeReconstruction
-from attacker.service.index.recording_index import Index, IndexRow
+from attacker.service.index.recording_index import Index
 from attacker.service.index.verdicts import RunVerdicts, VerdictSummary
 from attacker.service.schemas.attacks import AttackOnRecording
 from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseOutcome, CaseSummary, NullExample, TableValue
 from attacker.service.schemas.recordings import Data, ObservationSummary, RecordingSummary
-from fedsim.recording import Manifest
+from fedsim.recording import Manifest, Row
 
 
 def _format_moment(seconds: float | None) -> str | None:
@@ -63,7 +63,7 @@ def describe_recording(
     )
 
 
-def describe_observation(row: IndexRow) -> ObservationSummary:
+def describe_observation(row: Row) -> ObservationSummary:
     """Return one observation (what the server received from one client in one round) for the API."""
     return ObservationSummary(
         round=row.round,
@@ -71,7 +71,7 @@ def describe_observation(row: IndexRow) -> ObservationSummary:
         status=row.status,
         num_examples=row.num_examples,
         bytes=row.bytes,
-        time=_format_moment(row.time),
+        time=_format_moment(row.received_at),
         reason=row.reason,
     )
 

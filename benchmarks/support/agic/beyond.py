@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from support.agic.clients import ResNetFederation
-from support.attacked import match_examples, run_attack
+from support.attacked import match_images, run_attack
 from support.contract import Options, ResultRow
 from support.single_cases import make_client
 from support.splits import Images, load_images
@@ -106,7 +106,7 @@ def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, o
     passing: number of images in each case. found: the original images of all cases.
     """
     answers, seconds = run_attack(attack, cases, options)
-    guesses = torch.cat([match_examples(answer, x)[0] for answer, x in zip(answers, found.x.split(passing), strict=True)])
+    guesses = match_images(answers, found.x.split(passing))
     values = psnr(guesses, found.x).tolist()
     each = " ".join(f"{value:.1f}" for value in values)
     success = float(is_recovered(guesses, found.x, found.data).float().mean())

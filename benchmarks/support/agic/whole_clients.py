@@ -7,14 +7,13 @@ Before the search over all rounds, closed forms are tried on each round, except 
 from collections.abc import Sequence
 from statistics import mean
 
-from support.contract import Options, ResultRow, measure_cpu
+from support.attacked import run_attack
+from support.contract import Options, ResultRow
 from support.rounds.accumulation import make_lenet_client
 from support.rounds.federation import record_epochs
 from support.splits import Images, load_images
-from torch import Generator
 
-from attacker.attacks import AttackSpec, Case
-from attacker.attacks.multi_round.agic import Agic
+from attacker.attacks import Attack, AttackSpec, Case
 from attacker.attacks.presets import get_arguments
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import assign_reconstructions, keep_first
@@ -53,15 +52,14 @@ def _attack_clients(options: Options, images: Images, sizes: Sequence[int], by: 
         own = images.of(range(EXAMPLES * number, EXAMPLES * (number + 1)))
         case, _ = record_epochs(make_lenet_client(own, options.seed), own, sizes, f"client-{number}", seed=number)
         attack = _build_attack(options, case, closed_forms=by == "closed forms first")
-        with measure_cpu() as clock:
-            (one,) = (attack.null() if by == "null" else attack)([case], rng=Generator().manual_seed(options.seed))
+        (one,), spent = run_attack(attack.null() if by == "null" else attack, [case], options)
         guesses = keep_first(one, len(own))
         x = guesses.x.nan_to_num().clamp(0, 1)
         chosen = assign_reconstructions(x, own.x)
         values = [0.0 if k is None else float(psnr(x[[k]], own.x[[j]])[0]) for j, k in enumerate(chosen)]
         pairs = zip(chosen, values, strict=True)
         wrong += sum(k is not None and float(guesses.confidence[k]) >= CERTAIN and value < MIN_PSNR for k, value in pairs)
-        each, found, seconds = each + values, [*found, one], seconds + clock.seconds
+        each, found, seconds = each + values, [*found, one], seconds + spent
     return {
         "rounds": " ".join(str(len({slot.round for slot in one.slots})) for one in found),
         "route": found[0].route,
@@ -76,10 +74,8 @@ def _attack_clients(options: Options, images: Images, sizes: Sequence[int], by: 
     }
 
 
-def _build_attack(options: Options, case: Case, *, closed_forms: bool) -> Agic:
+def _build_attack(options: Options, case: Case, *, closed_forms: bool) -> Attack:
     first = case.observations[0]
     arguments = get_arguments("agic", "tuned", first.model, first.data)
     arguments = arguments | {"closed_forms": closed_forms} | ({"steps": 2} if options.quick else {})
-    attack = AttackSpec(name="agic", arguments=arguments).build(device=options.device)
-    assert isinstance(attack, Agic)
-    return attack
+    return AttackSpec(name="agic", arguments=arguments).build()

@@ -4,6 +4,7 @@ The rows of the paper are inserted among ours.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from statistics import mean, variance
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -149,7 +150,7 @@ def measure_starts(options: Options) -> TableAndSummary:
         originals = make_single_cases(own, make_paper_client(own, options))
         with TemporaryDirectory() as folder:
             auxiliary = f"{folder}/own.npz"
-            np.savez(auxiliary, images=(others.x * 255).round().byte().permute(0, 2, 3, 1).numpy(), labels=others.y.numpy())
+            others.write(Path(auxiliary))
             for start in ("patterned", "insider") if options.quick else paper.START_NAMES:
                 settings = {"auxiliary": auxiliary} if start == "insider" else {}
                 attacks = make_search_and_router(cpl, init=start, steps=choose_max_iterations(options), **settings)

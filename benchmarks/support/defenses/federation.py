@@ -6,15 +6,14 @@ For secure aggregation, a few clients are drawn in each of 180 rounds, and sever
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from support.contract import Options
-from support.splits import Images, Part, load_images
+from support.splits import Part, load_images
 
 from defenses import global_norm
 from fedsim.config.experiment import validate
@@ -84,17 +83,10 @@ def write_data(options: Options, folder: Path, part: Part) -> DataFiles:
         "public": public,
     }
     for name, one in files.items():
-        _write(folder / f"{name}.npz", one)
+        small = torch.nn.functional.avg_pool2d(one.x, 2) if min(one.x.shape[2:]) > 14 else one.x
+        replace(one, x=small).write(folder / f"{name}.npz")
     paths = {name: folder / f"{name}.npz" for name in files}
     return DataFiles(**paths, part=own.part, name=own.name)
-
-
-def _write(path: Path, own: Images) -> None:
-    x = own.x
-    if min(x.shape[2:]) > 14:
-        x = torch.nn.functional.avg_pool2d(x, 2)
-    pixels = x.mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-    np.savez(path, images=pixels, labels=own.y.numpy(), class_names=np.array([str(i) for i in range(own.data.num_classes)]))
 
 
 def make_settings(

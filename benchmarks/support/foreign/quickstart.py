@@ -19,11 +19,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.serverapp.strategy import FedAvg
 from support.contract import Options, TableAndSummary, measure_cpu
@@ -103,8 +102,7 @@ def measure_settings(settings: Sequence[AppSetting], drawn: Images, options: Opt
     sys.path.insert(0, str(APP_FOLDER))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "examples.npz"
-        pixels = (drawn.x * 255).round().byte().permute(0, 2, 3, 1).numpy()
-        np.savez(path, images=pixels, labels=drawn.y.numpy() % DATA_SPEC.num_classes)
+        replace(drawn, y=drawn.y % DATA_SPEC.num_classes).write(path)
         os.environ["QUICKSTART_DATA"] = str(path)
         return [
             row

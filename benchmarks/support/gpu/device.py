@@ -18,14 +18,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from support.contract import Options, ResultRow, parse_options, print_results
+from support.attacked import run_attack
+from support.contract import Options, ResultRow, TableAndSummary, run_selected_table
 from support.single_cases import LocalClient, make_image_cases
 
 from attacker.attacks import AttackSpec, Case, inverting_gradients
 from attacker.attacks.gradients.hardware import get_fast_dtype
 from attacker.replay.batching import LIVE_TENSORS
 
-TABLES = ("agreement", "memory", "lenet", "resnet", "sharing")
 COMPARED_ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("inverting_gradients", "lenet_dlg", {"steps": 2}),
     ("cpl", "lenet_cpl", {"steps": 3}),
@@ -36,31 +36,14 @@ COMPARED_ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 
 
-def main() -> None:
-    """Run the benchmark."""
-    options = parse_options(__doc__ or "", tables=TABLES)
-    by_name = {
-        "agreement": measure_agreement,
-        "memory": measure_memory,
-        "lenet": measure_speed,
-        "resnet": measure_speed,
-        "sharing": measure_sharing,
-    }
-    table = options.table or TABLES[0]
-    rows, summary = by_name[table](options)
-    print_results(f"device {table}", rows, summary, options)
-
-
-def measure_agreement(options: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_agreement(options: Options) -> TableAndSummary:
     """Run each of `COMPARED_ATTACKS` on the device and on the CPU with the same seed; return rows with the median difference."""
     rows = []
     for name, network, arguments in COMPARED_ATTACKS[:1] if options.quick else COMPARED_ATTACKS:
         made = make_image_cases(options, network, 2)[1]
-        spec = AttackSpec(name=name, arguments=arguments)
-        found = [
-            torch.cat([one.x for one in spec.build(device=device)(made, rng=torch.Generator().manual_seed(options.seed))])
-            for device in (options.device, "cpu")
-        ]
+        attack = AttackSpec(name=name, arguments=arguments).build()
+        placed = (options, replace(options, device="cpu"))
+        found = [torch.cat([one.x for one in run_attack(attack, made, where)[0]]) for where in placed]
         difference = (found[0] - found[1]).abs()
         row: ResultRow = {
             "attack": name,
@@ -72,7 +55,7 @@ def measure_agreement(options: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"largest_median_difference": max(row["median_difference"] for row in rows)}
 
 
-def measure_memory(options: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_memory(options: Options) -> TableAndSummary:
     """Measure the ratio of the peak GPU memory of searches that run together to the memory planned for them.
 
     Returns a row for each network and number of searches, and a summary with the largest ratio. Above 1, a replay (the attack on
@@ -114,7 +97,7 @@ def _count_planned_values(of: LocalClient) -> float:
     return LIVE_TENSORS * (values + count_activations(layout, of.data.shape))
 
 
-def measure_speed(options: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_speed(options: Options) -> TableAndSummary:
     """Measure the iterations per second, summed over searches that run at once, without the time to start.
 
     Returns a row for each number of searches and each precision, and a summary with the largest rate.
@@ -137,7 +120,7 @@ def measure_speed(options: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"most_iterations_a_second": max(row["iterations_a_second"] or 0.0 for row in rows)}
 
 
-def measure_sharing(options: Options) -> tuple[list[ResultRow], ResultRow]:
+def measure_sharing(options: Options) -> TableAndSummary:
     """Measure the wall time of two concurrent processes with searches, divided by their wall time one after the other."""
     words = [sys.executable, __file__, "lenet", "--quick", "--device", options.device]
 
@@ -166,10 +149,17 @@ def _run_search(options: Options, made: list[Case], iterations: int, coarse: flo
 
     coarse: share of the iterations, at the beginning, that compute convolutions in bfloat16.
     """
-    attack = inverting_gradients(steps=iterations)
-    attack = replace(attack, device=options.device, search=replace(attack.search, coarse=coarse))
-    attack(made, rng=torch.Generator().manual_seed(options.seed))
+    run_attack(inverting_gradients(steps=iterations).copy_with(coarse=coarse), made, options)
+
+
+TABLES = {
+    "agreement": measure_agreement,
+    "memory": measure_memory,
+    "lenet": measure_speed,
+    "resnet": measure_speed,
+    "sharing": measure_sharing,
+}
 
 
 if __name__ == "__main__":
-    main()
+    run_selected_table("device", __doc__ or "", TABLES)

@@ -13,7 +13,7 @@ certified_wrong 0, flagged 1, false_alarms 0.
 from typing import Any
 
 import torch
-from support.attacked import match_examples, run_attack
+from support.attacked import match_examples, match_images, run_attack
 from support.contract import Options, TableAndSummary
 from support.cpl.cases import Originals, make_batch_cases
 from support.single_cases import make_client
@@ -75,8 +75,7 @@ def measure_readout(originals: Originals, options: Options) -> dict[str, Any]:
     """
     answers, seconds = run_attack(robbing_the_fed(), originals.cases, options)
     guessed_alone, _ = run_attack(robbing_the_fed().null(), originals.cases, options)
-    pairs = [(match_examples(one, x)[0], x) for one, x in zip(guessed_alone, originals.x, strict=True)]
-    null = torch.cat([is_recovered(guesses, x).float() for guesses, x in pairs])
+    null = is_recovered(match_images(guessed_alone, originals.x), torch.cat(originals.x)).float()
     recovered, certified, wrong, errors, labels = [], [], 0, [], []
     for answer, x, y in zip(answers, originals.x, originals.y, strict=True):
         guesses, guessed = match_examples(answer, x)

@@ -6,7 +6,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from support.contract import Options, measure_cpu
+from support.contract import Options, TableAndSummary, measure_cpu
+from support.matches import run_if_applicable
+from support.rgap.linear import MAX_SUCCESS_MSE
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
 from torch import Generator, Tensor
@@ -30,7 +32,6 @@ DEFENSES = (
     "sign(scale='mean')",
 )
 LOCAL_STEPS = (1, 2, 4, 8)
-MAX_SUCCESS_MSE = 1e-3
 MAX_REPORTED_MSE = 1.0
 """Largest MSE that is reported."""
 
@@ -58,7 +59,7 @@ CLOSED_FORMS = (
 )
 
 
-def measure_limits(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_limits(options: Options) -> TableAndSummary:
     """Return a row for each closed form and disturbance (noise, a defense, or local steps), and a summary.
 
     The summary's key "NETWORK_noise" holds the largest of `NOISE_LEVELS` at which the closed form for this network recovers all
@@ -119,13 +120,10 @@ def _attack_one(
         observation = replace(observation, payload=encode(update))
     observation = replace(observation, num_examples=1)
     with measure_cpu() as clock:
-        try:
-            guess = attack([replace(case, observations=(observation,))], rng=Generator().manual_seed(options.seed))[0].x
-        except ValueError:  # the closed form does not apply
-            guess = x[None][:0]
-    if not len(guess):
+        found = run_if_applicable(attack, replace(case, observations=(observation,)), options)
+    if found is None or not len(found.x):
         return MAX_REPORTED_MSE, clock.seconds
-    error = float((guess[0] - x).double().square().mean().nan_to_num(nan=MAX_REPORTED_MSE))
+    error = float((found.x[0] - x).double().square().mean().nan_to_num(nan=MAX_REPORTED_MSE))
     return min(error, MAX_REPORTED_MSE), clock.seconds
 
 

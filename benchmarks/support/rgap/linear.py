@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from scipy.optimize import linear_sum_assignment
-from support.contract import Options, measure_cpu
+from support.contract import Options, TableAndSummary, measure_cpu
+from support.matches import run_if_applicable
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
 from torch import Generator, Tensor
@@ -15,6 +16,7 @@ from torch import Generator, Tensor
 from attacker.attacks import exact
 from attacker.attacks.closed_form.rgap.recursion import solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
+from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import Training
 
@@ -22,7 +24,7 @@ MAX_SUCCESS_MSE = 1e-3
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
-def measure_linear(options: Options) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def measure_linear(options: Options) -> TableAndSummary:
     """Return rows by batch size, and a summary: the attack `exact` on an MLP, and R-GAP on the network FCN3.
 
     The MLP is untrained, or trained for three epochs. FCN3 has three linear layers without biases, with LeakyReLU between them.
@@ -47,20 +49,15 @@ def _measure_batches(name: str, size: int, trained: bool, options: Options) -> d
     one = make_client("mlp", found.data, seed=options.seed, batch=size)
     if trained:
         one = replace(one, weights=_train_weights(one, load_images(options, name, 512), options))
-    errors, right, seconds, routes = [], 0, 0.0, set()
+    errors, right, seconds = [], 0, 0.0
     for i in range(repeats):
         chosen = torch.randperm(len(found), generator=Generator().manual_seed(options.seed + i))[:size]
         x, y = found.x[chosen], found.y[chosen]
         case = one.make_case([(x, y)], f"{name}-{i}")
         with measure_cpu() as clock:
-            try:
-                answer = exact(route="linear", fallback="none")([case], rng=Generator().manual_seed(options.seed))[0]
-                guess, labels = answer.x, answer.y
-                routes |= {answer.route}
-            except ValueError:  # the closed form does not apply
-                guess, labels = x[:0], y[:0]
+            answer = run_if_applicable(exact(route="linear", fallback="none"), case, options)
         seconds += clock.seconds
-        own, labelled = _match_examples(guess, labels, x, y)
+        own, labelled = _match_examples(answer, x, y)
         errors += own
         right += labelled
     print(f"{name} batch {size}: {sum(e <= MAX_SUCCESS_MSE for e in errors) / len(errors):.2f}", file=sys.stderr)
@@ -77,19 +74,19 @@ def _measure_batches(name: str, size: int, trained: bool, options: Options) -> d
     }
 
 
-def _match_examples(guess: Tensor, labels: Tensor, x: Tensor, y: Tensor) -> tuple[list[float], int]:
+def _match_examples(found: Reconstruction | None, x: Tensor, y: Tensor) -> tuple[list[float], int]:
     """Match reconstructions with examples; return the MSE of each example, and how many are recovered with the right label.
 
     The MSE is capped at 1, and 1 for an example without a reconstruction. Recovered: an MSE of at most `MAX_SUCCESS_MSE`.
-    guess, labels: reconstructions (M, *shape) and their labels (M,). x, y: examples (N, *shape) and their labels (N,).
+    x, y: examples (N, *shape) and their labels (N,).
     """
     errors, right = [1.0] * len(x), 0
-    if not len(guess):
+    if found is None:
         return errors, right
-    distance = (guess[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
+    distance = (found.x[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
     for i, j in zip(*linear_sum_assignment(distance.numpy()), strict=True):
         errors[j] = min(1.0, float(distance[i, j]))
-        right += int(labels[i] == y[j] and errors[j] <= MAX_SUCCESS_MSE)
+        right += int(found.y[i] == y[j] and errors[j] <= MAX_SUCCESS_MSE)
     return errors, right
 
 

@@ -114,7 +114,7 @@ def train_priors(options: Options, folder: Path) -> TableAndSummary:
             continue
         told = "CIFAR-10, tuning part of benchmarks/support/splits.py"
         trainer = Trainer(
-            (images.x * 255).round().to(torch.uint8),
+            images.to_bytes(),
             PriorFacts(kind=plan.kind, size=SIDE, settings=plan.settings, data=told),
             replace(plan.training, steps=4) if options.quick else plan.training,
             options.device,

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from support.attacked import describe_settings
-from support.contract import Options, measure_cpu
+from support.attacked import describe_settings, run_attack
+from support.contract import Options
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, rog
@@ -97,11 +97,10 @@ class AnswerFolder:
         file = self.make_path(attack, case, x, options)
         cost = file.with_suffix(".json")
         if (self.fresh and file not in self.made) or not cost.exists():
-            with measure_cpu() as clock:
-                (found,) = replace(attack, device=options.device)([case], rng=torch.Generator().manual_seed(options.seed))
+            (found,), seconds = run_attack(attack, [case], options)
             found.write(file)
             self.made.add(file)
-            cost.write_text(json.dumps({"cpu_seconds": clock.seconds}))
+            cost.write_text(json.dumps({"cpu_seconds": seconds}))
         found = Reconstruction.read(file)
         return Answer(sort_like(found.x.nan_to_num(), x).clamp(0, 1), json.loads(cost.read_text())["cpu_seconds"])
 

@@ -5,7 +5,6 @@ It is trained on the tuning part of ImageNet, which shares no image with the rep
 
 from pathlib import Path
 
-import torch
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.splits import count_part, load_images
 
@@ -25,9 +24,8 @@ def train_ready_enhancer(options: Options, out: Path) -> TableAndSummary:
     --quick.
     """
     images = load_images(options, "imagenet", 8 if options.quick else count_part(options, "imagenet", "tuning"), part="tuning")
-    values = (images.x * 255).round().to(torch.uint8)
     trainer = Trainer(
-        values,
+        images.to_bytes(),
         FACTS,
         QUICK_TRAINING if options.quick else TRAINING,
         options.device,
@@ -41,7 +39,7 @@ def train_ready_enhancer(options: Options, out: Path) -> TableAndSummary:
         "file": out.name,
         "bytes": out.stat().st_size,
         "hash": digest,
-        "images": len(values),
+        "images": len(images),
         "cpu_seconds": clock.seconds,
     }
     return [row], {}

@@ -122,9 +122,7 @@ def write_grid(options: Options, folder: Path, private: Images, held_out: Images
     """Write the images, the experiment, and the sweep's grid of defenses and attacks into the folder, and return the grid."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("private", private), ("watched", held_out.take_first(WATCHED))):
-        pixels = part.x.mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
-        classes = np.array([str(i) for i in range(private.data.num_classes)])
-        np.savez(folder / f"{name}.npz", images=pixels, labels=part.y.numpy(), class_names=classes)
+        part.write(folder / f"{name}.npz")
     files = {name: str((folder / f"{file}.npz").absolute()) for name, file in (("train", "private"), ("test", "watched"))}
     experiment = {
         "seed": options.seed,

@@ -13,11 +13,12 @@ from multiprocessing import get_context
 from statistics import mean
 
 import torch
+from support.attacked import run_attack
 from support.contract import Options, ResultRow, measure_cpu, prepare_worker
 from support.rounds.federation import record_same_examples
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, load_images
-from torch import Generator, Tensor
+from torch import Tensor
 
 from attacker.attacks import Case, accumulate
 from attacker.attacks.gradients.vectorised import build_per_problem, join_problems
@@ -105,10 +106,9 @@ def attack_client(options: Options, defense: str, rounds: int, client: int) -> A
     images = load_images(options, "cifar10", CLIENTS)
     setup = make_lenet_client(images, options.seed)
     case = record_same_examples(setup, images, rounds, defense="" if defense == "none" else defense)[client]
-    attack = replace(accumulate(steps=3 if options.quick else STEPS), device=options.device)
-    with measure_cpu() as clock:
-        found = attack([case], rng=Generator().manual_seed(options.seed))[0]
-    null = attack.null()([case], rng=Generator().manual_seed(options.seed))[0]
+    attack = accumulate(steps=3 if options.quick else STEPS)
+    (found,), seconds = run_attack(attack, [case], options)
+    (null,), _ = run_attack(attack.null(), [case], options)
     return AttackedClient(
         defense=defense,
         rounds=rounds,
@@ -116,7 +116,7 @@ def attack_client(options: Options, defense: str, rounds: int, client: int) -> A
         psnr=_measure_psnr(found.x, images.x[client]),
         null_psnr=_measure_psnr(null.x, images.x[client]),
         is_label_right=int(found.y[0]) == int(images.y[client]),
-        cpu_seconds=clock.seconds,
+        cpu_seconds=seconds,
     )
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from support.contract import Options, ResultRow, measure_cpu
+from support.attacked import run_attack
+from support.contract import Options, ResultRow
 from support.matches import count_exact, count_false
 from support.rounds.federation import make_mlp_client, record_epochs
 from support.rounds.spans import LEARNING_RATE, run_spans
@@ -47,9 +48,8 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         shuffled.sort(key=lambda pair: pair[1].round)
         whole = Case(tuple(replace(one, client=UNNAMED_CLIENT, cohort=()) for _, one in shuffled))
         groups = _group(whole, options)
-        with measure_cpu() as clock:
-            (found,) = replace(spans(anonymous=True), device=options.device)([whole], rng=Generator().manual_seed(options.seed))
-        (grey,) = spans(anonymous=True).null()([whole], rng=Generator().manual_seed(options.seed))
+        (found,), seconds = run_attack(spans(anonymous=True), [whole], options)
+        (grey,), _ = run_attack(spans(anonymous=True).null(), [whole], options)
         false, certain = count_false(found, images.x)
         rows.append(
             {
@@ -64,7 +64,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
                 "null": count_exact(grey, images.x) / len(images),
                 "certain": certain,
                 "certain_and_wrong": false,
-                "cpu_seconds": clock.seconds,
+                "cpu_seconds": seconds,
                 "part": images.part,
             }
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from support.attacked import run_attack
 from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.matches import EXACT_DB, SUCCESS_DB, count_exact, count_false, measure_matches, run_if_applicable
 from support.rounds.federation import make_mlp_client, record_sums
@@ -144,8 +145,8 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     case = record(options, setting, images, holdings)
     isolated = _count_isolated(case, holdings, options)
     with measure_cpu() as clock:
-        answer = run_if_applicable(replace(cohort_spans(), device=options.device), case, options)
-    (null,) = cohort_spans().null()([case], rng=Generator().manual_seed(options.seed))
+        answer = run_if_applicable(cohort_spans(), case, options)
+    (null,), _ = run_attack(cohort_spans().null(), [case], options)
     return {
         "federation": setting.what,
         "clients": setting.clients,

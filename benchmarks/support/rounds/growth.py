@@ -71,7 +71,7 @@ def make_growth_rows(options: Options) -> list[ResultRow]:
     """Return a row for each federation and number of rounds: the shares of exact images of the attack and of its null."""
     rows = []
     for line in make_lines(options):
-        attack, null = (AttackSpec(name=line.attack, null=is_null).build(device=options.device) for is_null in (False, True))
+        attack, null = (AttackSpec(name=line.attack, null=is_null).build() for is_null in (False, True))
         for count in line.rounds[:: 4 if options.quick else 1]:
             first = replace(line.case, observations=line.case.observations[:count])
             with measure_cpu() as clock:

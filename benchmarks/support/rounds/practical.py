@@ -14,6 +14,7 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu, show_rows
+from support.foreign.quickstart import APP_FOLDER, DATA_SPEC
 from support.rounds.federation import average
 from support.single_cases import LocalClient, make_client
 from support.splits import PARTS, Images, count_part, load_images
@@ -28,11 +29,8 @@ from defenses import DefenseSpec
 from defenses.privacy.accounting import compute_bound
 from defenses.privacy.sensitivity import find_noise
 from fedsim import models
-from fedsim.recording import DataSpec, Observation, Training
+from fedsim.recording import Observation, Training
 
-APP_FOLDER = Path(__file__).parents[3] / "tests" / "foreign" / "quickstart"
-"""Folder of the app with the network of the template."""
-DATA_SPEC = DataSpec(shape=(3, 32, 32), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
 BATCH = 32
 LEARNING_RATE = 0.1
 LARGER_CLIENTS = ((512, 4), (1024, 2), (4000, 2))

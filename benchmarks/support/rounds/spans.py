@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from support.attacked import run_attack
 from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.cpl.cases import load_table
 from support.matches import SUCCESS_DB, count_exact, count_false, count_wrong, run_if_applicable
@@ -124,7 +125,7 @@ def _attack_client(client: LocalClient, images: Images, setting: SpanSetting, op
     with measure_cpu() as clock:
         whole = run_spans(case, options, relu=True)
     certain_and_wrong, certain = count_false(whole, images.x)
-    (null,) = spans().null()([case], rng=Generator().manual_seed(options.seed))
+    (null,), _ = run_attack(spans().null(), [case], options)
     return {
         "pairs": pairs,
         "right_pairs": right_pairs,
@@ -146,7 +147,7 @@ def run_spans(case: Case, options: Options, *, relu: bool) -> Reconstruction | N
     relu: whether the attack also looks for the remaining examples of a batch, by the neurons whose ReLU is zero for them and by
     independent component analysis.
     """
-    return run_if_applicable(replace(spans(relu=relu, components=relu), device=options.device), case, options)
+    return run_if_applicable(spans(relu=relu, components=relu), case, options)
 
 
 def _make_client(images: Images, setting: SpanSetting, seed: int) -> LocalClient:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from support.attacked import PUBLISHED_SEARCH
+from support.attacked import PUBLISHED_SEARCH, run_attack
 from support.contract import Options, ResultRow, measure_cpu
 from support.rog.outcomes import load_perceptual
 from support.single_cases import make_client
@@ -155,9 +155,9 @@ def _attack(options: Options, attacker: Attacker, images: Images, defense: str, 
     If the attack does not apply to one of the cases, all are grey.
     """
     cases = make_cases(attacker.network, attacker.network_arguments, images, defense, batch, seed=options.seed)
-    attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build(device=options.device)
+    attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build()
     try:
-        found = {one.case: one for one in attack(cases, rng=Generator().manual_seed(options.seed))}
+        found = {one.case: one for one in run_attack(attack, cases, options)[0]}
     except ValueError:  # the attack refuses a case, for example since the defense hides what it reads
         found = {}
     return torch.cat([_assign(found, case, x) for case, x in zip(cases, images.x.split(batch), strict=True)])

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from reconstructions import make_reconstruction
 
-from attacker.reconstruction import Reconstruction, list_slots
+from attacker.reconstruction import list_slots
 from attacker.report import build, figures
 from defenses.spec import DefenseSpec
 from fedsim.recording import Column, DataSpec, Manifest, ModelSpec, Payload, Recorder, Reply, Training
@@ -62,21 +63,15 @@ class RunFolder:
         for number, client in ((n, c) for n in ROUNDS for c in CLIENTS):
             key = f"{number:05d}-{client}"
             cases.append({"key": key, "round": number, "client": client, "attempt": 1, "num_examples": 1, "status": "complete"})
-            Reconstruction(
-                case=key,
-                x=torch.full((1, *data.shape), 0.75 if facts["null"] else 0.25),
-                y=torch.zeros(1, dtype=torch.int64),
-                confidence=torch.ones(1),
+            make_reconstruction(
+                key,
+                torch.full((1, *data.shape), 0.75 if facts["null"] else 0.25),
+                torch.zeros(1, dtype=torch.int64),
                 slots=list_slots(number, client, [1]),
                 loss=torch.tensor([1.0, 0.1, 0.0, float("nan")]),
-                iterations=4,
-                evaluations=4,
-                restarts=1,
                 seconds=0.5,
-                route="optimisation",
                 attack=facts["spec"],
                 oracles=tuple(facts["oracles"]),
-                seed=0,
             ).write(folder / f"{key}.safetensors")
         write_json(folder / "attack.json", {**facts, "seed": 0, "run": {}, "cases": cases})
 

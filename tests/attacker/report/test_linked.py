@@ -27,7 +27,7 @@ def put_together(run: Any, claims: Sequence[tuple[int, int]] = ((1, 0), (2, 0), 
         answer = Reconstruction.read(file)
         file.unlink()
     slots = tuple(Slot(round, "ada", 1, 0, example) for round, example in claims)
-    twice = {"x": answer.x.repeat(2, 1, 1, 1), "y": answer.y.repeat(2), "confidence": torch.ones(2)}
+    twice = {"x": answer.x.repeat(2, 1, 1, 1), "y": answer.y.repeat(2), "confidence": torch.ones(2), "explained": None}
     replace(answer, **twice, case="joint", slots=slots, notes=NOTES).write(path.parent / "joint.safetensors")
     return str(path.parent.name)
 

@@ -143,6 +143,7 @@ def test_notes_on_a_case_are_shown_at_its_first_example_only(make_run: Any) -> N
         x=answer.x.repeat(2, *(1,) * (answer.x.ndim - 1)),
         y=answer.y.repeat(2),
         confidence=torch.tensor([0.9, 0.1]),
+        explained=None,
         notes=("labels are a guess",),
         slots=list_slots(1, answer.slots[0].client, [2]),
     )

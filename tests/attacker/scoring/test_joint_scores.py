@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from reconstructions import make_reconstruction
 
 from attacker.reconstruction import Reconstruction, Slot
 from attacker.scoring import Scorer, ScoreRow, read_rows, summarise
@@ -47,10 +47,7 @@ class Joint:
         x, y = self.data.train[[*CLAIMS, 11]]
         claims = [*CLAIMS.values(), (4,)]
         slots = tuple(Slot(round, "ada", 1, 0, example) for example, rounds in enumerate(claims) for round in rounds)
-        return Reconstruction(
-            case="joint", x=x, y=y, confidence=torch.ones(5), slots=slots, loss=torch.zeros(1), iterations=1, evaluations=1,
-            restarts=1, seconds=1.0, route="optimisation", attack="agic()", oracles=(), seed=0, notes=("pass 1",),
-        )  # fmt: skip
+        return make_reconstruction("joint", x, y, slots=slots, notes=("pass 1",))
 
     def write(self, **changes: Any) -> None:
         replace(self.found, **changes).write(self.folder / "joint.safetensors")

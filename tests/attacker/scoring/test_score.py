@@ -111,16 +111,28 @@ def test_rows_of_a_table_state_where_its_ranges_come_from(federate_here: Federat
     assert {row.ranges_from for row in rows} == {source}
 
 
-def test_reconstructions_of_another_shape_are_a_failure(federate_here: Federate) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": torch.zeros(2, 3, 9, 9)}, "(3, 9, 9)"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, "tensor y must have one value for each of 2 examples, got 3"),
+        ({"explained": torch.zeros(1)}, "tensor explained must have one value for each of 2 examples, got 1"),
+        ({"loss": torch.zeros(1, 1)}, "tensor loss must be floats with one axis, got F32 of shape (1, 1)"),
+        ({"y": torch.zeros(2)}, "tensor y must be int64 with one axis, got F32 of shape (2,)"),
+    ],
+)
+def test_reconstructions_of_another_shape_are_a_failure(
+    federate_here: Federate, changes: dict[str, torch.Tensor], words: str
+) -> None:
     run = federate_here()
     done = attack(run)
     path = next(done.folder.glob("*.safetensors"))
     found = Reconstruction.read(path)
-    replace(found, x=torch.zeros(2, 3, 9, 9)).write(path)
+    replace(found, **changes).write(path)
     rows = Scorer(run, [run / "truth"]).score(done.folder)
     failures = [row.failure for row in rows if row.failure is not None]
     assert len(failures) == 2
-    assert all("(2, 3, 9, 9)" in failure for failure in failures)
+    assert all(words in failure for failure in failures)
 
 
 def test_damaged_attack_json_is_refused(federate_here: Federate) -> None:

@@ -1,6 +1,7 @@
 """Tests of the states of cases (done, failed, interrupted, waiting) in score rows and summaries."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -109,12 +110,20 @@ def test_invalid_facts_in_attack_json_are_refused(attacked: Path, where: str, ke
     assert "\x1b" not in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["round", "attempt"])
-@pytest.mark.parametrize("value", [-7, None])
-def test_invalid_number_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str, value: int | None) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, value) for key in ("round", "attempt", "client", "status", "key") for value in (-7, None)),
+        *(("client", "global"), ("status", "lost"), ("num_examples", -1), ("num_examples", True), ("codec", 5)),
+        *(("rounds", []), ("rounds", [[1]]), ("rounds", [[1, 0]]), ("cohorts", []), ("cohorts", [["sum"]])),
+        *(("cohort", "a"), ("left_out", [[1, 2]]), ("left_out", [[0, "late"]])),
+    ],
+)
+def test_invalid_entry_of_a_case_is_refused_by_its_own_name(attacked: Path, key: str, value: object) -> None:
     """None: the entry is missing."""
     facts = json.loads((attacked / "attack.json").read_text())
     facts["cases"][0] = {name: v for name, v in {**facts["cases"][0], key: value}.items() if name != key or value is not None}
     (attacked / "attack.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedFile, match=f": the entry {key} of the case .* in attack.json has the invalid value {value}; rep"):
+    named = "has a case named" if key == "key" else f": the entry {key} of the case .* in attack.json has the invalid value"
+    with pytest.raises(DamagedFile, match=rf"{named} {re.escape(repr(value))}.*; replay the attack again"):
         rows_of(attacked)

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from reconstructions import make_reconstruction
 from torch import nan
 
-from attacker.reconstruction import Reconstruction, Slot
+from attacker.reconstruction import Slot
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.assignment import assign_reconstructions, keep_first, rank_candidates
 from attacker.scoring.truth.originals import count_places
@@ -44,10 +45,8 @@ class Surplus:
         x, y = self.data.train[[max(index, 0) for index in candidates]]
         noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
         x[[index < 0 for index in candidates]] = noise[[index < 0 for index in candidates]]
-        Reconstruction(
-            case="one", x=x, y=y, confidence=torch.tensor(confidence), slots=(Slot(1, "ada", 1, 0, 0),), loss=torch.zeros(1),
-            iterations=1, evaluations=1, restarts=1, seconds=1.0, route="optimisation", attack="cpl()", oracles=(), seed=0,
-        ).write(self.folder / "one.safetensors")  # fmt: skip
+        answer = make_reconstruction("one", x, y, confidence=torch.tensor(confidence), slots=(Slot(1, "ada", 1, 0, 0),))
+        answer.write(self.folder / "one.safetensors")
         return {row.index: row for row in Scorer(self.run, [self.run / "truth"]).score(self.folder)}
 
 
@@ -128,11 +127,8 @@ def test_surplus_candidates_need_a_ranking() -> None:
 
 def test_the_slots_of_kept_examples_follow_them() -> None:
     slots = tuple(Slot(1, "ada", 1, position, position) for position in range(3))
-    found = Reconstruction(
-        case="one", x=torch.arange(3.0)[:, None], y=torch.arange(3), confidence=torch.tensor([0.1, 0.9, 0.5]), slots=slots,
-        loss=torch.zeros(1), iterations=1, evaluations=1, restarts=1, seconds=1.0, route="", attack="", oracles=(), seed=0,
-    )  # fmt: skip
-    kept = keep_first(found, 2)
+    x, y = torch.arange(3.0)[:, None], torch.arange(3)
+    kept = keep_first(make_reconstruction("one", x, y, confidence=torch.tensor([0.1, 0.9, 0.5]), slots=slots), 2)
     assert (kept.x.flatten().tolist(), kept.y.tolist(), kept.confidence.tolist()) == ([1, 2], [1, 2], pytest.approx([0.9, 0.5]))
     assert [(slot.position, slot.example) for slot in kept.slots] == [(1, 0), (2, 1)]
 

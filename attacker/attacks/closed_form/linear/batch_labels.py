@@ -1,4 +1,4 @@
-"""Labels of a batch with known inputs, chosen to explain each example's part of the first layer's gradient dL/dz.
+"""Labels of a batch of which all or some inputs are known, chosen to explain the examples' parts of the gradient dL/dz.
 
 L is the loss, and z the output of the first linear layer before its activation (its pre-activations).
 The norm of an input that is known only up to a factor, as in layers without a bias, is found in the same way.
@@ -7,6 +7,7 @@ The norm of an input that is known only up to a factor, as in layers without a b
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from math import comb
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from attacker.attacks.closed_form.linear.label_gradients import (
     find_mixed_labels,
 )
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
+from attacker.attacks.closed_form.rgap.system import apply_maps
 from attacker.attacks.networks.chain import Chain
 from defenses.base import Tensors
 
@@ -39,6 +41,9 @@ MIN_SINGULAR_VALUE = 1e-10
 
 TWIN_TOLERANCE = 1e-4
 """Largest increase of the unexplained share at which a second norm counts as another solution (twin)."""
+
+MAX_UNEXPLAINED = 1e-3
+"""Largest unexplained share of a neuron's gradient at which the neuron is used to determine labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +125,41 @@ def explain(
         turned=torch.tensor(turned, dtype=torch.float64),
         beside=torch.tensor(beside, dtype=torch.float64), twins=torch.tensor(twins), mixed=torch.tensor(mixed),
     )  # fmt: skip
+
+
+class AssignedLabels(NamedTuple):
+    """Labels y (K,) of inputs, and a mask (K,) of the inputs with gradients for two labels each (`find_mixed_labels`)."""
+
+    y: Tensor
+    mixed: Tensor
+
+
+def assign_labels(
+    chain: Chain, weights: Tensors, gradient: Tensors, x: Tensor, *, loss: str, classes: int, examples: int
+) -> AssignedLabels:
+    """Return labels of those inputs x (K, F) of a batch that are known, while others may be unknown, and which are mixed.
+
+    The first layer's gradient is D^T [X, 1], and the row of D of an example depends on its label. Only neurons whose gradient the
+    known inputs explain are used, since unknown examples do not affect them. If every label leaves more than the share
+    MAX_SCALED_MISFIT of an example's row unexplained, the label whose gradient has the most similar direction is chosen.
+    loss: name of the loss. classes: number of labels. examples: batch size, which may exceed K.
+    """
+    layer = chain.layers[0]
+    inputs = apply_maps(layer.before, x.reshape(len(x), *layer.inputs)).flatten(1)
+    rows = gradient[layer.weight]
+    if layer.bias is not None:
+        rows = torch.cat([rows, gradient[layer.bias][:, None]], dim=1)
+        inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
+    d = rows @ torch.linalg.pinv(inputs)
+    missed, length = (rows - d @ inputs).norm(dim=1), rows.norm(dim=1)
+    seen = (missed <= MAX_UNEXPLAINED * length) & (length > 0)
+    expected = compute_label_gradients(chain, weights, x, loss, classes).transpose(0, 1) / examples
+    expected, part = expected[..., seen], d.T[:, seen]
+    off: Tensor = (expected - part).norm(dim=-1)
+    scaled = off.amin(dim=0) <= MAX_SCALED_MISFIT * part.norm(dim=-1)
+    y = torch.where(scaled, off.argmin(dim=0), torch.cosine_similarity(expected, part[None], dim=-1).argmax(dim=0))
+    unexplained = off.amin(dim=0) > MIN_SINGLE_MISFIT * part.norm(dim=-1)
+    return AssignedLabels(y, unexplained & find_mixed_labels(expected, part))
 
 
 @dataclass(frozen=True)

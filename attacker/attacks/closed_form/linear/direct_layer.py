@@ -11,6 +11,7 @@ from itertools import product
 import torch
 from torch import Generator, Tensor
 
+from attacker.attacks.closed_form.input_scaling import MAX_AFFINE_ERROR, MIN_SCALE
 from attacker.attacks.closed_form.layer_input import InputRecorder, infer_case_labels
 from attacker.attacks.closed_form.linear.first_layer import recover_from_layer
 from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient
@@ -20,10 +21,6 @@ from attacker.attacks.networks.activations import RELU
 from attacker.attacks.networks.layers import Layer
 from fedsim.recording.observation import DataSpec
 
-MAX_AFFINE_ERROR = 1e-4
-"""Largest error, relative to the largest scale, at which a layer's input counts as an affine function of the example."""
-MIN_SCALE = 1e-3
-"""Smallest scale of a value, relative to the largest one; the layer does not see a value with a smaller one."""
 MAX_TRIED_LABELS = 100
 """Largest number of classes that are tried one by one; with more, the label is inferred from the last layer."""
 NOTHING_DIRECT = "the gradient of the only linear layer that sees the examples does not separate them"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.cases import Case
-from attacker.attacks.closed_form.linear.known_labels import AssignedLabels, assign_labels
+from attacker.attacks.closed_form.linear.batch_labels import AssignedLabels, assign_labels
 from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
 from attacker.attacks.multi_round.spans.observed_layer import find_chain
 from attacker.attacks.multi_round.spans.recovery import RecoveredExamples

@@ -7,6 +7,7 @@ import torch
 from failing_storage import FailingStorage
 from generators import seeded
 from observations import observe_rounds
+from reconstructions import make_reconstruction
 from torch import Tensor
 
 from attacker.attacks import Case, accumulate, exact
@@ -220,22 +221,9 @@ def test_known_examples_are_merged_with_candidates_only() -> None:
     """The first two examples nearly agree but are known to differ; the third is a search's result for the first."""
     x = torch.zeros(4, 1, 8, 8)
     x[1], x[2], x[3] = 0.02, 0.001, 1.0
-    found = Reconstruction(
-        case="c",
-        x=x,
-        y=torch.tensor([0, 0, 0, 1]),
-        confidence=torch.tensor([0.99, 0.99, 0.1, 0.1]),
-        slots=tuple(Slot(number, "c", 1, 0, number - 1) for number in range(1, 5)),
-        loss=torch.ones(1),
-        iterations=1,
-        evaluations=1,
-        restarts=1,
-        seconds=0.0,
-        route="test",
-        attack="test",
-        oracles=(),
-        seed=0,
-    )
+    slots = tuple(Slot(number, "c", 1, 0, number - 1) for number in range(1, 5))
+    y, confidence = torch.tensor([0, 0, 0, 1]), torch.tensor([0.99, 0.99, 0.1, 0.1])
+    found = make_reconstruction("c", x, y, confidence=confidence, slots=slots)
     missed = dict.fromkeys(range(1, 5), 0.5)
     assert len(merge(found, missed).x) == 2
     kept = merge(found, missed, different=2)

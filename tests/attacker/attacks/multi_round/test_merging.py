@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from observations import observe_rounds
+from reconstructions import make_reconstruction
 from torch import Tensor
 
 from attacker.attacks.multi_round.merging import MAX_CANDIDATES, group_candidates, merge
@@ -21,11 +22,9 @@ def four(seed: int = 0) -> Tensor:
 
 def answer(x: Tensor, y: Tensor, rounds: list[int], confidence: Tensor | None = None) -> Reconstruction:
     """Return a reconstruction with one example for each slot of the rounds."""
-    return Reconstruction(
-        case="k", x=x, y=y, confidence=torch.ones(len(x)) if confidence is None else confidence,
-        slots=tuple(Slot(number, "c", 1, i, i) for i, number in enumerate(rounds)), loss=torch.ones(3), iterations=3,
-        evaluations=3, restarts=1, seconds=0.0, route="optimisation", attack="agic", oracles=(), seed=0,
-    )  # fmt: skip
+    slots = tuple(Slot(number, "c", 1, i, i) for i, number in enumerate(rounds))
+    confidence = torch.ones(len(x)) if confidence is None else confidence
+    return make_reconstruction("k", x, y, confidence=confidence, slots=slots, loss=torch.ones(3))
 
 
 def two_passes(noise: float) -> tuple[Tensor, Tensor, list[int]]:

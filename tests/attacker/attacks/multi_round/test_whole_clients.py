@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from federations import federate
+from reconstructions import make_reconstruction
 from safetensors.torch import load_file, save_file
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
@@ -41,22 +42,8 @@ class RecordingAttack:
 def _grey(case: Case, seed: int) -> Reconstruction:
     slots = [slot for o in case.observations for slot in list_slots(o.round, o.client, [o.num_examples or 0])]
     count = len(slots)
-    return Reconstruction(
-        case=case.key,
-        x=torch.full((count, *case.observations[0].data.shape), 0.5),
-        y=torch.zeros(count, dtype=torch.long),
-        confidence=torch.zeros(count),
-        slots=tuple(slots),
-        loss=torch.ones(1),
-        iterations=1,
-        evaluations=1,
-        restarts=1,
-        seconds=0.0,
-        route="grey",
-        attack="together",
-        oracles=(),
-        seed=seed,
-    )
+    x, y = torch.full((count, *case.observations[0].data.shape), 0.5), torch.zeros(count, dtype=torch.long)
+    return make_reconstruction(case.key, x, y, confidence=torch.zeros(count), slots=tuple(slots), attack="together", seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,13 @@
 """Tests of the grid of clients by rounds, of means over examples, and of loss curves."""
 
+from index_rows import make_row, make_score
+
 from attacker.scoring.states import CaseState
 from attacker.service.index.attack_folders import CaseEntry, Source
 from attacker.service.index.grid import make_grid
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.means import average_success
 from attacker.service.index.reconstruction_files import thin_curve
-from attacker.service.index.recording_index import IndexRow
-
-
-def row(number: int, client: str) -> IndexRow:
-    return IndexRow(number, client, "complete", 1, 8, 0.0, "")
 
 
 def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
@@ -20,34 +17,22 @@ def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
 
 
 def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: CaseState = "done") -> ShownScore:
-    more = {"label_true": "", "label": "", "psnr": None, "ssim": None, "lpips": None, "confidence": None}
-    return ShownScore(
-        case=case,
-        state=state,
-        rounds=rounds,
-        client="a",
-        batch=1,
-        position=0,
-        example=example,
-        success=success,
-        label_success=success,
-        failure=None,
-        pair=None,
-        **more,
-    )
+    return make_score(case, example, success=success, label_success=success, rounds=rounds, state=state)
 
 
 def test_grid_cell_has_the_strongest_attack() -> None:
     weak, strong = attack("weak", ("1-a", "a", (1,))), attack("strong", ("1-a", "a", (1,)))
     scores = {"weak": {"1-a": [score("1-a", 0, success=False)]}, "strong": {"1-a": [score("1-a", 0, success=True)]}}
-    (cell,) = make_grid({1: [row(1, "a")]}, [strong, weak], scores)["cells"]
+    (cell,) = make_grid({1: [make_row(1, "a")]}, [strong, weak], scores)["cells"]
     assert (cell["attack"], cell["leak"]) == ("strong", 1.0)
 
 
 def test_case_of_several_rounds_fills_their_grid_cells() -> None:
     whole = attack("agic", ("1-2-a", "a", (1, 2)))
     rows = [score("1-2-a", 0, success=True, rounds=(1,)), score("1-2-a", 1, success=False, rounds=(1, 2))]
-    cells = make_grid({1: [row(1, "a")], 2: [row(2, "a")], 3: [row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})["cells"]
+    cells = make_grid({1: [make_row(1, "a")], 2: [make_row(2, "a")], 3: [make_row(3, "a")]}, [whole], {"agic": {"1-2-a": rows}})[
+        "cells"
+    ]
     assert [cell["leak"] for cell in cells] == [0.5, 0.0, None]
     assert [cell["cases"] for cell in cells] == [["1-2-a"], ["1-2-a"], []]
     assert [cell["state"] for cell in cells] == ["waiting", "waiting", "none"]

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+from index_rows import make_row, make_score
+
 from attacker.service.index.attack_folders import CaseEntry, Source, find_null
 from attacker.service.index.grid import make_grid
 from attacker.service.index.headline import NUM_HEADLINE_EXAMPLES, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.index.recording_index import IndexRow
 from attacker.service.index.verdicts import RunVerdicts, VerdictSummary
 
-ROWS = {1: [IndexRow(1, "a", "complete", 1, 8, 0.0, ""), IndexRow(1, "b", "late", 1, 8, 0.0, "")]}
+ROWS = {1: [make_row(1, "a"), make_row(1, "b", status="late")]}
 
 
 def attack(name: str = "cpl-1", *, null: bool = False, seed: int = 0, failures: tuple[str, ...] = ()) -> Source:
@@ -28,25 +29,7 @@ def attack(name: str = "cpl-1", *, null: bool = False, seed: int = 0, failures: 
 
 
 def score(position: int, *, example: int | None = None, success: bool = False, psnr: float | None = None) -> ShownScore:
-    return ShownScore(
-        case="1-a",
-        state="done",
-        rounds=(1,),
-        client="a",
-        batch=1,
-        position=position,
-        example=position if example is None else example,
-        label_true="cat",
-        label="cat",
-        success=success,
-        label_success=True,
-        psnr=psnr,
-        ssim=None,
-        lpips=None,
-        confidence=None,
-        failure=None,
-        pair=None,
-    )
+    return make_score("1-a", position if example is None else example, position=position, success=success, psnr=psnr)
 
 
 def test_recovered_examples_come_first_then_the_nearest() -> None:
@@ -70,7 +53,8 @@ def test_unfinished_rows_are_not_shown() -> None:
 def test_null_of_an_attack_has_its_arguments_and_seed() -> None:
     mine, null, other = attack(), attack("null", null=True), attack("other", null=True, seed=1)
     assert find_null(mine, [other, mine, null]) is null
-    assert find_null(mine, [other, mine, replace(null, knows_defense=False)]) is None
+    for changes in ({"knows_defense": False}, {"network_code": "ab12"}, {"attack_code": "ab12"}):
+        assert find_null(mine, [other, mine, replace(null, **changes)]) is None  # type: ignore[arg-type]
     assert find_null(null, [mine, null]) is None
 
 

@@ -7,7 +7,7 @@ from observations import make_observation
 from torch.nn import functional
 
 from attacker.attacks import Case, exact
-from attacker.attacks.closed_form.linear import route
+from attacker.attacks.closed_form.linear import doubts
 from attacker.attacks.confidence import MIN_LIKELY
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -46,7 +46,7 @@ def test_most_rows_of_a_batch_are_certain_and_right(precision: torch.dtype) -> N
 
 
 def test_the_threshold_for_half_precision_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "MAX_HALF_TURNED", route.MAX_TURNED)
+    monkeypatch.setattr(doubts, "MAX_HALF_TURNED", doubts.MAX_TURNED)
     x = torch.rand(4, 64, generator=seeded())
     assert not bool((attack(torch.bfloat16, x, size=4, seed=0).confidence >= MIN_LIKELY).any())
 

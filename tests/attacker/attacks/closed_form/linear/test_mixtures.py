@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import fedleak
-from attacker.attacks.closed_form.linear import route
+from attacker.attacks.closed_form.linear import doubts
 from attacker.reconstruction import Reconstruction
 from fedsim.recording import Observation
 
@@ -51,7 +51,7 @@ def test_examples_whose_part_of_the_gradient_no_label_explains_are_undecided(see
     found = solve(observation)
     assert count_wrong(found, x) == 0
     assert any("may be mixtures of several" in note for note in found.notes)
-    monkeypatch.setattr(route, "MAX_TURNED", float("inf"))
+    monkeypatch.setattr(doubts, "MAX_TURNED", float("inf"))
     assert count_wrong(solve(observation), x) > 0  # what the zeros of the first layer alone would tell
 
 
@@ -77,7 +77,7 @@ def count_patients(seed: int) -> tuple[int, int]:
 def test_means_of_rows_that_turn_on_the_same_neurons_are_undecided(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch of seed 1 has a gradient of lower rank than examples, that of seed 13 one that no label explains."""
     assert count_patients(seed)[1] == 0
-    monkeypatch.setattr(route, "MAX_HIDDEN_SHARED", 1.0)
+    monkeypatch.setattr(doubts, "MAX_HIDDEN_SHARED", 1.0)
     assert count_patients(seed)[1] > 0  # what the zeros of the first layer alone would tell
 
 
