@@ -25,6 +25,8 @@ Searches write their checkpoint each minute.
 
 UNREADABLE = "its reconstruction cannot be read: "
 """Beginning of the reason of failure of a case whose reconstruction cannot be read."""
+CODE_ENTRIES = ("network_code", "attack_code")
+"""Entries of attack.json with the digests of code that is not part of this project."""
 MAX_TROUBLE = 20
 """Largest number of messages about unreadable reconstructions of one attack."""
 
@@ -53,6 +55,7 @@ class Source:
     attack, spec, seed: name of the attack, the attack with its arguments as text, and its random seed. null: whether these are
     results of a null. oracles: names of information that no server has and that the attack was given. withheld: names of
     information that the server has and the attack was not given. knows_defense: whether the attack models the clients' defense.
+    network_code, attack_code: digests of code that is not part of this project; "" without such code.
     cases, answers, failures: dicts from the key of a case to the case, to the summary of its reconstruction (also an unfinished
     one of an interrupted case), and to the reason of failure.
     running: keys of the cases that are being attacked.
@@ -68,6 +71,8 @@ class Source:
     oracles: tuple[str, ...]
     knows_defense: bool
     cases: Mapping[str, CaseEntry]
+    network_code: str = ""
+    attack_code: str = ""
     answers: Mapping[str, ReconstructionSummary] = field(default_factory=dict)
     withheld: tuple[str, ...] = ()
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -107,11 +112,18 @@ class Source:
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
 
-    Attack and null must also agree in `knows_defense`. None if it is not among `sources`, or if `source` is a null itself.
+    Attack and null must also agree in `knows_defense` and in the code of network and attack, as in summaries of scores. None if
+    it is not among `sources`, or if `source` is a null itself.
     """
-    wanted = source.spec + NULL_SUFFIX, source.seed, source.knows_defense
-    nulls = (source for source in sources if source.null and (source.spec, source.seed, source.knows_defense) == wanted)
-    return None if source.null else next(nulls, None)
+    if source.null:
+        return None
+    wanted = source.spec + NULL_SUFFIX, *_list_common_settings(source)
+    return next((other for other in sources if other.null and (other.spec, *_list_common_settings(other)) == wanted), None)
+
+
+def _list_common_settings(source: Source) -> tuple[int, bool, str, str]:
+    """Return the settings, besides the spec, that an attack and its null have in common."""
+    return source.seed, source.knows_defense, source.network_code, source.attack_code
 
 
 def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
@@ -146,7 +158,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
             answers[key] = result
     described = {
         key: getattr(description, key)
-        for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases")
+        for key in ("attack", "spec", "seed", "null", "oracles", "withheld", "knows_defense", "cases", *CODE_ENTRIES)
     }
     failures = {key: reason for key, reason in failures.items() if key not in answers or answers[key].interrupted}
     return Source(
@@ -233,6 +245,7 @@ def _read_description(run: Path, name: str, manifest: Manifest | None) -> Source
         withheld=tuple(content.get("withheld", ())),
         knows_defense=content["knows_defense"],
         cases={case.key: case for case in cases},
+        **{entry: content.get(entry, "") for entry in CODE_ENTRIES},
     )
 
 
