@@ -121,7 +121,7 @@ class AttackRuns:
         cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
         """
         if self.scorer is None:
-            return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases)
+            return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases, self.recording.manifest.data)
         scored = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
         rows = [replace(row, state="done") if row.state == "interrupted" and not row.null else row for row in scored]
         (summary,) = summarise(rows)
