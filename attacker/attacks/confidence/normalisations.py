@@ -44,13 +44,16 @@ WOULD_FILL = "they would fill the range from 0 to 1 if clients normalised by"
 """Words of every reason for this doubt, by which it is recognised in the notes of a reconstruction."""
 MAX_END = 0.1
 """Largest distance of the smallest value from 0, and of the largest value from 1, if images are read by another normalisation."""
+MIN_DIFFERENCE = MAX_RECOVERED_MSE / 4
+"""Smallest mean squared difference between an image read by both normalisations for it to be doubted. Most answers of searches are
+paler than the originals and have errors of their own, which add to this difference."""
 
 
 @dataclass(frozen=True)
 class OtherNormalisation:
     """A normalisation by which images look more probable than by the stated one.
 
-    name: in words. differing: mask (N,) of the images that would be others if it is right, by more than counts as recovered.
+    name: in words. differing: mask (N,) of the images that would differ by at least MIN_DIFFERENCE if it is right.
     lowest, highest: smallest and largest value of the images as stated.
     """
 
@@ -79,7 +82,7 @@ def find_other_normalisation(x: Tensor, data: DataSpec) -> OtherNormalisation | 
     found = []
     for name, other in _list_narrower(data):
         as_other = other.denormalise(data.normalise(x.double()))
-        differing = (as_other - x).flatten(1).square().mean(dim=1) > MAX_RECOVERED_MSE
+        differing = (as_other - x).flatten(1).square().mean(dim=1) > MIN_DIFFERENCE
         inside = float(measure_outside(as_other).mean()) <= limit
         fills = float(as_other.min()) <= MAX_END and float(as_other.max()) >= 1 - MAX_END
         if bool(differing.any()) and (bool(is_eight_bit(as_other).all()) or (inside and fills)):
