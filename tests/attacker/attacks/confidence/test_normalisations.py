@@ -66,7 +66,7 @@ def test_only_likely_images_are_judged_and_only_those_that_would_be_others_becom
     x, data = load("photos", 8)
     mine, theirs = state(data, COLOUR["the mean and std of CIFAR-10"]), state(data, COLOUR["mean 0.5 and std 0.5"])
     read = mine.denormalise(theirs.normalise(x))
-    read[0], read[1] = 0.5, x[1]  # grey is the same by both, and the second is the noise of a failed search
+    read[0], read[1] = mine.denormalise(torch.zeros_like(x[0])), x[1]  # nearly the same grey by both, and an unlikely image
     confidence, notes = _doubt_normalisation(torch.tensor([0.9, 0.1, *[0.98] * 6]), read, mine)
     assert confidence.isnan().tolist()[:2] == [False, False]
     assert int(confidence.isnan().sum()) >= 5
