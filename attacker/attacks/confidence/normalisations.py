@@ -37,17 +37,17 @@ MAX_OUTSIDE_ONE, MAX_OUTSIDE_SEVERAL, SEVERAL = 3e-5, 1e-3, 4
 """Largest mean squared distance to [0, 1] of images that are read by another normalisation, for fewer than SEVERAL images and for
 others. It leaves room for errors of searches, most of which are near the ends of the range only in a few pixels."""
 MAX_BEYOND, MAX_WIDTH = 0.01, 0.6
-"""Largest distance to [0, 1] of the ends of another normalisation's range, on the stated scale, and its largest width, for it to
-be considered. Images of clients that use one with ends further outside have values outside 0 to 1, which other checks report.
-Many photographs, spectrograms and the like fill no more than three quarters of the range, as if it were a narrower one."""
+"""Largest distance to [0, 1] of the ends of another normalisation's range, on the stated scale, and its largest width, for it
+to be considered. Images of clients that use one with ends further outside have values outside 0 to 1, which other checks report.
+Many photographs and spectrograms fill no more than three quarters of the range, as if it were a narrower one."""
 WOULD_FILL = "they would fill the range from 0 to 1 if clients normalised by"
 """Words of every reason for this doubt, by which it is recognised in the notes of a reconstruction."""
 MAX_INSIDE_END, MAX_OUTSIDE_END = 0.1, 0.25
-"""Largest distances of the smallest value from 0, and of the largest value from 1, if images are read by another normalisation: of
-values inside [0, 1], and of values outside."""
+"""Largest distances of the smallest value from 0, and of the largest value from 1, if images are read by another normalisation:
+of values inside [0, 1], and of values outside."""
 MIN_DIFFERENCE = MAX_RECOVERED_MSE / 4
-"""Smallest mean squared difference between an image read by both normalisations for it to be doubted. Most answers of searches are
-paler than the originals and have errors of their own, which add to this difference."""
+"""Smallest mean squared difference between an image read by both normalisations for it to be doubted. Most answers of searches
+are paler than the originals and have errors of their own, which add to this difference."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ def test_null_of_an_attack_ran_the_same_code(tmp_path: Path, entry: str) -> None
         return read_source(tmp_path, name, None)
 
     old, new = read("cpl-null-1", null=True, code="app:Net@1"), read("cpl-null-2", null=True, code="app:Net@2")
-    sources = [old, new, first := read("cpl-1", null=False, code="app:Net@1"), second := read("cpl-2", null=False, code="app:Net@2")]
+    first, second = read("cpl-1", null=False, code="app:Net@1"), read("cpl-2", null=False, code="app:Net@2")
+    sources = [old, new, first, second]
     assert find_null(first, sources) is old
     assert find_null(second, sources) is new
     assert find_null(second, [first, second, old]) is None
