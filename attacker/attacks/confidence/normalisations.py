@@ -6,7 +6,7 @@ range from 0 to 1. If all values of an answer stay within the part of the stated
 and reach both ends of that part, this other normalisation is the more probable one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,14 +17,16 @@ from attacker.attacks.confidence.evidence import measure_outside
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
-GREY = {
+Normalisations = Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+
+GREY: Normalisations = {
     "mean 0 and std 1": ((0.0,), (1.0,)),
     "mean 0.5 and std 0.5": ((0.5,), (0.5,)),
     "mean 0.5 and std 1": ((0.5,), (1.0,)),
     "the mean and std of MNIST": ((0.1307,), (0.3081,)),
     "the mean and std of Fashion-MNIST": ((0.2860,), (0.3530,)),
 }
-COLOUR = {
+COLOUR: Normalisations = {
     "mean 0 and std 1": ((0.0,), (1.0,)),
     "mean 0.5 and std 0.5": ((0.5,), (0.5,)),
     "mean 0.5 and std 1": ((0.5,), (1.0,)),
@@ -33,6 +35,7 @@ COLOUR = {
     "the mean and std of ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 }
 """Common normalisations by name, of images with one channel (`GREY`) and with three: mean and std of `DataSpec`."""
+_KNOWN = {1: GREY, 3: COLOUR}
 MAX_OUTSIDE_ONE, MAX_OUTSIDE_SEVERAL, SEVERAL = 3e-5, 1e-3, 4
 """Largest mean squared distance to [0, 1] of images that are read by another normalisation, for fewer than SEVERAL images and for
 others. It leaves room for errors of searches, most of which are near the ends of the range only in a few pixels."""
@@ -95,7 +98,7 @@ def find_other_normalisation(x: Tensor, data: DataSpec) -> OtherNormalisation | 
 def _list_narrower(data: DataSpec) -> Iterator[tuple[str, DataSpec]]:
     """Yield name and specification of the common normalisations whose inputs fill only a part of the stated range."""
     ends = torch.stack([torch.zeros(data.shape), torch.ones(data.shape)]).double()
-    for name, (mean, std) in {1: GREY, 3: COLOUR}.get(data.shape[0], {}).items():
+    for name, (mean, std) in _KNOWN.get(data.shape[0], {}).items():
         other = replace(data, mean=mean, std=std)
         low, high = data.denormalise(other.normalise(ends))
         if float(low.min()) >= -MAX_BEYOND and float(high.max()) <= 1 + MAX_BEYOND and float((high - low).max()) <= MAX_WIDTH:
