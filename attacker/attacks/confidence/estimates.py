@@ -17,6 +17,7 @@ from attacker.attacks.confidence.evidence import (
     MAX_EXACT_MISFIT,
     SearchAnswer,
     compute_shares,
+    holds_signs,
     measure_appearance,
     measure_curvature,
     measure_outside,
@@ -64,6 +65,10 @@ UNDETERMINED_COLOUR = (
 MAX_STANDARD_DIFFERENCE = 0.01
 """Largest difference from 0 and 1 of the mean and standard deviation of a standardised image. At most 1 of 1,000 images of
 CIFAR-10, CIFAR-100 and LFW that are normalised by the mean and deviation of their data set is so near."""
+SIGNS = (
+    "the update holds little more than the signs of the gradient, as those of Adam or signSGD, and images that differ by more "
+    "than counts as recovered can have the same signs"
+)
 STANDARDISED = (
     "the normalised values have mean 0 and deviation 1, as if clients standardised each image by its own mean and deviation, "
     "which an update does not show, so that brightness and contrast are unknown"
@@ -110,7 +115,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in seven cases. In two of them no answer of the calibration with such a
+    A confidence of at least MIN_LIKELY becomes undecided in eight cases. In two of them no answer of the calibration with such a
     confidence was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained,
     beyond known noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds
     MAX_RECOVERED_MSE, or on some value of a table row. The third: another step, which no box limits, would change a table row by
@@ -121,7 +126,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     smooth images for good ones, but a nearly constant image explains the gradient of some networks of sigmoids whatever the
     original is, and fills up batches of fewer examples than are searched for. The sixth is an image that is standardised by its
     own mean and deviation. The seventh are images that look complete by another common normalisation, and not by the stated one
-    (`find_other_normalisation`).
+    (`find_other_normalisation`). The eighth are answers to updates that hold little more than signs (`holds_signs`): no
+    such update was calibrated, the curvature is that of a surrogate, and many images have the same signs.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -158,8 +164,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     pale = _is_one_colour(x[:examples].cpu(), found.data) & open_colour
     confidence, undetermined = doubt_likely(confidence, UNDETERMINED_COLOUR, pale)
     confidence, standardised = doubt_likely(confidence, STANDARDISED, _is_standardised(x[:examples].cpu(), found.data))
+    confidence, signs = doubt_likely(confidence, SIGNS if holds_signs(found) else "")
     confidence, misread = _doubt_normalisation(confidence, x[:examples].cpu(), found.data)
-    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined, *standardised, *misread)
+    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined, *standardised, *signs, *misread)
     return replace(judged, confidence=confidence, notes=(*judged.notes, *doubts))
 
 
