@@ -155,7 +155,7 @@ def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tenso
 
 
 @pytest.mark.parametrize("sender", ["adam", "signsgd"])
-def test_answers_to_signs_are_undecided_although_they_explain_all_of_them(observe: Callable[..., Observation], sender: str) -> None:
+def test_answers_to_signs_are_undecided_although_they_explain_all(observe: Callable[..., Observation], sender: str) -> None:
     """The signs of a gradient leave room for images that differ by more than counts as recovered."""
     x, y = smooth_images(3)
     data, wrong = DataSpec(shape=(3, 16, 16), num_classes=10), 0
