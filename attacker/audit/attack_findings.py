@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attacker.attacks.confidence import MIN_LIKELY, is_far_outside
+from attacker.attacks.confidence import MIN_LIKELY, WOULD_FILL, find_other_normalisation, is_far_outside
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
 from attacker.replay.cases import PlannedCase
 from attacker.replay.results import make_reconstruction_path
 from attacker.scoring import ScoreRow, Summary
-from fedsim.recording import Row
+from fedsim.recording import DataSpec, Row
 
 RECOVERED_RULE, PARTLY_RULE, LABELS_RULE = "examples-recovered", "partly-leaked", "labels-leak"
 NORMALISATION_RULE = "normalisation-misstated"
@@ -38,6 +38,10 @@ ADVICE = (
     "aggregation over many clients, so that the server sees only a sum; clipping and noise, or more noise; and, in addition, "
     "larger batches and more local steps."
 )
+NORMALISATION_ADVICE = (
+    "State the clients' normalisation as mean and std of the data: (x - mean) / std, x from 0 to 1 (for inputs from 0 to 255, "
+    "std is 1/255), record or import again, and repeat the audit."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,9 @@ class AuditedAttack:
     outside:        how many of the undecided examples are images that explain the gradient, but whose values lie far outside the
                     range [0, 1]; 0 with the true examples, and for `ESTIMATING_ROUTES`.
     outside_values: the smallest and largest values of these.
+    misread:        how many reconstructed images look complete by another common normalisation than the stated one, over all
+                    updates (`find_other_normalisation`); they are not in `confident` and `likely`, but in `undecided`.
+    misread_as:     why, and by which normalisation; "" if there are none.
     explained:      largest share of the gradient's power that an example explains; None if unknown, and with the true examples.
     psnr, null_psnr: mean PSNR of attack and null in dB; None for data that are not images, and without the true examples.
     leaked:         titles of the scores that show a leak, see `Comparison`.
@@ -84,6 +91,8 @@ class AuditedAttack:
     doubt: str = ""
     outside: int = 0
     outside_values: tuple[float, float] | None = None
+    misread: int = 0
+    misread_as: str = ""
     explained: float | None = None
     psnr: float | None = None
     null_psnr: float | None = None
@@ -144,30 +153,51 @@ class AuditedAttack:
         )
 
 
-def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str]) -> AuditedAttack:
+def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str], data: DataSpec) -> AuditedAttack:
     """Return the result of an attack without the true examples: the numbers of confident, likely and undecided examples.
 
     spec: the attack as text. updates: number of updates attacked. folder: the folder with the attack's reconstructions.
-    cases: keys of the cases to count; those without a reconstruction add 0.
+    cases: keys of the cases to count; those without a reconstruction add 0. data: the stated specification of the data.
     """
     found = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     notes = [note for answer in found for note in answer.notes if note.startswith("confidence is undecided")]
     far = [answer.x[_is_right_but_outside(answer)] for answer in found]
     values = torch.cat([x.flatten() for x in far]) if far else torch.zeros(0)
+    confidence, misread, misread_as = _doubt_normalisation(found, data)
     shares = [
         share for answer in found if answer.explained is not None for share in answer.explained.tolist() if not isnan(share)
     ]
     return AuditedAttack(
         spec=spec,
         updates=updates,
-        confident=sum(int((answer.confidence >= MIN_CONFIDENCE).sum()) for answer in found),
-        likely=sum(int(((answer.confidence >= MIN_LIKELY) & (answer.confidence < MIN_CONFIDENCE)).sum()) for answer in found),
-        undecided=sum(int(answer.confidence.isnan().sum()) for answer in found),
+        confident=int((confidence >= MIN_CONFIDENCE).sum()),
+        likely=int(((confidence >= MIN_LIKELY) & (confidence < MIN_CONFIDENCE)).sum()),
+        undecided=int(confidence.isnan().sum()),
         doubt=notes[0] if notes else "",
+        misread=misread,
+        misread_as=misread_as,
         outside=sum(map(len, far)),
         outside_values=(float(values.min()), float(values.max())) if len(values) else None,
         explained=max(shares, default=None),
     )
+
+
+def _doubt_normalisation(found: Sequence[Reconstruction], data: DataSpec) -> tuple[Tensor, int, str]:
+    """Return the confidence in all examples, (N,), and how many are misread, and why: see `AuditedAttack.misread`.
+
+    All likely images, and those that are undecided for this reason alone, are judged together: one photograph of little contrast
+    may fit to another normalisation by chance, and several do not. The confidence in misread images becomes NaN.
+    """
+    if not found:
+        return torch.zeros(0), 0, ""
+    x, confidence = torch.cat([answer.x for answer in found]), torch.cat([answer.confidence for answer in found])
+    suspected = [answer.confidence.isnan() & any(WOULD_FILL in note for note in answer.notes) for answer in found]
+    judged = (confidence >= MIN_LIKELY) | torch.cat(suspected)
+    other = find_other_normalisation(x[judged], data)
+    if other is None:
+        return confidence, 0, ""
+    misread = judged.masked_scatter(judged, other.differing)
+    return confidence.masked_fill(misread, torch.nan), int(misread.sum()), str(other)
 
 
 def _is_right_but_outside(found: Reconstruction) -> Tensor:
@@ -266,8 +296,17 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_rando
             evidence=f"{far.spec} on {_count(far.updates, 'update')}: {_count(far.outside, 'reconstruction')} with at least "
             f"{MIN_EXPLAINED:.0%} of the gradient explained and values from {least:.3g} to {most:.3g}, where the stated mean "
             "and std allow 0 to 1. They are probably the clients' examples, normalised otherwise than stated.",
-            advice="State the clients' normalisation as mean and std of the data: (x - mean) / std, x from 0 to 1 (for inputs "
-            "from 0 to 255, std is 1/255), record or import again, and repeat the audit.",
+            advice=NORMALISATION_ADVICE,
+        )
+    misread = max(attacks, key=lambda attack: attack.misread)
+    if misread.misread and not is_random:
+        return Finding(
+            rule=NORMALISATION_RULE,
+            grade="serious",
+            title="Attacks find inputs that explain the updates, and that look complete by another normalisation than stated.",
+            evidence=f"{misread.spec} on {_count(misread.updates, 'update')}: {_count(misread.misread, 'reconstruction')}; "
+            f"{misread.misread_as}. They are probably the clients' examples.",
+            advice=NORMALISATION_ADVICE,
         )
     likely = [f"{attack.likely} of {attack.spec}" for attack in attacks if attack.likely]
     undecided = [

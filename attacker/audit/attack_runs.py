@@ -19,8 +19,8 @@ from attacker.scoring.states import FINISHED_STATES, CaseState, read_case
 from fedsim.recording import Recording
 
 MIN_SECONDS = 30.0
-"""Smallest time in seconds for all attacks together, so that closed forms, whose time is not forecast, can finish even if the
-budget is small."""
+"""Smallest time in seconds, since the first attack began, for that attack and for attacks whose time is not forecast (closed
+forms), so that they can finish even if the budget is small. Other attacks have no more than the budget."""
 MIN_LEFT_SHARE = 0.5
 """Share of an attack's expected time below which the attack is not started if no more time is left."""
 MIN_NULL_SHARE = 0.1
@@ -51,17 +51,19 @@ class AttackRuns:
     def run(self, plan: Sequence[PlannedAttack | NotChecked], seconds: float) -> None:
         """Run the planned attacks and their nulls, until one recovers every example or the time is used up.
 
-        seconds: wall-clock time for all attacks, nulls and scores; at least `MIN_SECONDS` are given. An attack and its null may
-                 take what is left of it without the expected time of later attacks, or an equal share of it if that is more.
-                 What still runs after that is stopped; scores are not.
+        seconds: wall-clock time for all attacks, nulls and scores; see `MIN_SECONDS` on attacks that are given more. An attack
+                 and its null may take what is left of it without the expected time of later attacks, or an equal share of it if
+                 that is more. What still runs after that is stopped; scores are not.
         """
         planned = [step for step in plan if isinstance(step, PlannedAttack)]
-        left = max(seconds, MIN_SECONDS)
+        used = 0.0
         for step in plan:
             if isinstance(step, NotChecked):
                 self.left_out.append(step)
                 continue
             later = planned[planned.index(step) + 1 :]
+            has_minimum = step is planned[0] or not step.core_seconds
+            left = (max(seconds, MIN_SECONDS) if has_minimum else seconds) - used
             if self.attacks and self.attacks[-1].recovers_all:
                 self._leave_out(f"{step.spec} is not needed: {self.attacks[-1].spec} recovered every example")
             elif step is not planned[0] and left <= MIN_LEFT_SHARE * step.core_seconds:
@@ -71,7 +73,7 @@ class AttackRuns:
                 )
             else:
                 allowed = max(left - sum(other.core_seconds for other in later), left / (1 + len(later)))
-                left -= self._attack(step, allowed)
+                used += self._attack(step, allowed)
 
     def _attack(self, planned: PlannedAttack, allowed: float) -> float:
         """Run an attack and, with a scorer, its null, store the result, and return the seconds that they and their scores took.
@@ -121,7 +123,7 @@ class AttackRuns:
         cases: keys of the attacked cases. folders: two, with the reconstructions of the attack and of its null.
         """
         if self.scorer is None:
-            return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases)
+            return judge_alone(str(planned.spec), len(planned.rows), folders[0], cases, self.recording.manifest.data)
         scored = [row for folder in folders for row in self.scorer.score(folder) if row.case in cases]
         rows = [replace(row, state="done") if row.state == "interrupted" and not row.null else row for row in scored]
         (summary,) = summarise(rows)

@@ -133,9 +133,9 @@ def audit(
     run:      folder of the run, or of its recording.
     seconds:  budget of time for the attacks, their nulls (the same attacks without the updates) and their scores. Attacks are
               chosen so that their expected processor time on one core fits into it, except that the first attack that suits the
-              recording is always chosen. Attacks that still run when this much wall-clock time is used up, at least
-              `MIN_SECONDS`, are stopped, and bounds on their errors that are expected to take more than `BOUND_SHARE` of it are
-              left out; `not_checked` then says so.
+              recording is always chosen. Attacks that still run when this much wall-clock time is used up are stopped (the first
+              one and those whose time is not forecast not before `MIN_SECONDS`), and bounds on their errors that are expected to
+              take more than `BOUND_SHARE` of it are left out; `not_checked` then says so.
     truth:    folders of the clients' true examples; without them, the confidence of the attacks decides whether examples leak,
               and no nulls run, since their errors could not be compared.
     model:    `module:function` of a function that builds the network, whose module is imported; only needed if the recorded

@@ -25,7 +25,14 @@ def audit(
             help="A run or recording; or an experiment (TOML) or a folder with a recorded Flower app, which runs first."
         ),
     ],
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for all attacks, such as 90s, 10m or 2h.")] = "10m",
+    budget: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="Time for all attacks, such as 90s, 10m or 2h. Starting, checks and the page take at least 15 seconds more, and "
+            "closed forms may use 30 seconds if it is less.",
+        ),
+    ] = "10m",
     out_files: Annotated[
         list[Path] | None,
         typer.Option(

@@ -50,6 +50,7 @@ def describe_cost(forecast: Forecast) -> str:
         return ""
     seconds = forecast.core_seconds
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    time = "a second" if seconds < 1 else time
     chunks = "1 chunk" if forecast.chunks == 1 else f"{forecast.chunks} chunks"
     cases = "1 case" if forecast.cases == 1 else f"{forecast.cases} cases in {chunks}"
     return (

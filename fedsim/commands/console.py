@@ -109,7 +109,7 @@ def show_progress_bar() -> Iterator[Progress]:
 
 def _describe_progress(task: Task) -> str:
     """Return the progress of a task as one line: the amount done of the total, the task's field `words`, and the time."""
-    done = "under way" if task.total is None else f"{task.completed:.4g} of {task.total:g}"
+    done = "under way" if task.total is None else f"{round(task.completed, 1):g} of {task.total:g}"
     text = task.fields.get("words", "")
     return f"{task.description}: {done}{', ' * bool(text)}{text}, after {timedelta(seconds=int(task.elapsed or 0))}"
 

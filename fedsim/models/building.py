@@ -361,7 +361,13 @@ def _check_outputs(spec: ModelSpec, outputs: Any, data: DataSpec) -> None:
 
 
 def _make_misfit_error(spec: ModelSpec, data: DataSpec, error: Exception) -> ValueError:
-    return ValueError(f"model {_shorten(spec)} does not fit inputs of shape {data.shape}: {_read_first_line(error)}")
+    problem = _read_first_line(error)
+    cast = (
+        "; attacks compute in float32: where its forward casts inputs to another precision, let it take that of a weight, as in "
+        "x.to(self.layer.weight.dtype)"
+    )
+    casts = "should be the same" in problem or "same dtype" in problem
+    return ValueError(f"model {_shorten(spec)} does not fit inputs of shape {data.shape}: {problem}{cast if casts else ''}")
 
 
 def _shorten(spec: ModelSpec) -> str:

@@ -108,11 +108,21 @@ def test_filters_select_cases_and_are_kept_in_the_url(service: str, opened: Open
     expect(cases.first).to_contain_text("the null")
 
 
+def test_page_of_an_absent_run_says_so_once(service: str, opened: Opening) -> None:
+    page = opened(service, "#/run/gone", expected=("404",))
+    expect(page.locator("main")).to_contain_text("This run is not on the list of runs.")
+    expect(page.get_by_text("there is no recording").locator("visible=true")).to_have_count(0)
+    expect(page.get_by_role("button", name="Attack it")).to_be_hidden()
+    page.goto(service + RUN)
+    expect(page.get_by_role("button", name="Attack it")).to_be_visible()
+
+
 def test_wrong_value_is_reported_at_its_field(service: str, opened: Opening) -> None:
     page = opened(service, RUN, expected=("422", "400"))
     page.get_by_role("button", name="Attack it").click()
     dialog = page.get_by_role("dialog", name="New attack")
     expect(dialog.get_by_label("Run", exact=True)).to_have_value("photos")
+    expect(dialog.get_by_label("Attack", exact=True)).to_have_value("cpl")
     dialog.get_by_label("Rounds").fill("last")
     dialog.get_by_role("button", name="Start").click()
     expect(dialog.get_by_label("Rounds")).to_have_attribute("aria-invalid", "true")

@@ -16,17 +16,21 @@ from attacker.attacks.confidence.estimates import (
     judge_search,
 )
 from attacker.attacks.confidence.evidence import SearchAnswer, SimulatedObservation
+from attacker.attacks.confidence.normalisations import WOULD_FILL, OtherNormalisation, find_other_normalisation
 
 __all__ = [
     "MIN_CERTIFIED_STAYS",
     "MIN_LIKELY",
+    "WOULD_FILL",
     "ConfidenceEstimates",
+    "OtherNormalisation",
     "SearchAnswer",
     "SimulatedObservation",
     "build_undecided",
     "doubt_likely",
     "estimate_probabilities",
     "find_curve",
+    "find_other_normalisation",
     "is_far_outside",
     "judge_closed_form",
     "judge_prior",

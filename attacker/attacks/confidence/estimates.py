@@ -17,11 +17,13 @@ from attacker.attacks.confidence.evidence import (
     MAX_EXACT_MISFIT,
     SearchAnswer,
     compute_shares,
+    holds_signs,
     measure_appearance,
     measure_curvature,
     measure_outside,
 )
 from attacker.attacks.confidence.laplace import PRIOR_VARIANCE
+from attacker.attacks.confidence.normalisations import find_other_normalisation
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
@@ -63,6 +65,10 @@ UNDETERMINED_COLOUR = (
 MAX_STANDARD_DIFFERENCE = 0.01
 """Largest difference from 0 and 1 of the mean and standard deviation of a standardised image. At most 1 of 1,000 images of
 CIFAR-10, CIFAR-100 and LFW that are normalised by the mean and deviation of their data set is so near."""
+SIGNS = (
+    "the update holds little more than the signs of the gradient, as those of Adam or signSGD, and images that differ by more "
+    "than counts as recovered can have the same signs"
+)
 STANDARDISED = (
     "the normalised values have mean 0 and deviation 1, as if clients standardised each image by its own mean and deviation, "
     "which an update does not show, so that brightness and contrast are unknown"
@@ -109,7 +115,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in six cases. In two of them no answer of the calibration with such a
+    A confidence of at least MIN_LIKELY becomes undecided in eight cases. In two of them no answer of the calibration with such a
     confidence was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained,
     beyond known noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds
     MAX_RECOVERED_MSE, or on some value of a table row. The third: another step, which no box limits, would change a table row by
@@ -119,7 +125,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     MAX_RECOVERED_MSE, or beside which more than MAX_UNEXPLAINED_COLOUR of the gradient's power is unexplained: the curve takes
     smooth images for good ones, but a nearly constant image explains the gradient of some networks of sigmoids whatever the
     original is, and fills up batches of fewer examples than are searched for. The sixth is an image that is standardised by its
-    own mean and deviation.
+    own mean and deviation. The seventh are images that look complete by another common normalisation, and not by the stated one
+    (`find_other_normalisation`). The eighth are answers to updates that hold little more than signs (`holds_signs`): no
+    such update was calibrated, the curvature is that of a surrogate, and many images have the same signs.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -156,7 +164,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     pale = _is_one_colour(x[:examples].cpu(), found.data) & open_colour
     confidence, undetermined = doubt_likely(confidence, UNDETERMINED_COLOUR, pale)
     confidence, standardised = doubt_likely(confidence, STANDARDISED, _is_standardised(x[:examples].cpu(), found.data))
-    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined, *standardised)
+    confidence, signs = doubt_likely(confidence, SIGNS if holds_signs(found) else "")
+    confidence, misread = _doubt_normalisation(confidence, x[:examples].cpu(), found.data)
+    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined, *standardised, *signs, *misread)
     return replace(judged, confidence=confidence, notes=(*judged.notes, *doubts))
 
 
@@ -176,6 +186,15 @@ def _is_standardised(x: Tensor, data: DataSpec) -> Tensor:
     values = data.normalise(x).flatten(1).double()
     off = torch.maximum(values.mean(dim=1).abs(), (values.std(dim=1, correction=0) - 1).abs())
     return (off <= MAX_STANDARD_DIFFERENCE) & data.is_image
+
+
+def _doubt_normalisation(confidence: Tensor, x: Tensor, data: DataSpec) -> tuple[Tensor, tuple[str, ...]]:
+    """Return `confidence` (N,) of images x with NaN for likely ones that another normalisation explains better, and a note."""
+    likely = confidence >= MIN_LIKELY
+    other = find_other_normalisation(x[likely], data)
+    if other is None:
+        return confidence, ()
+    return doubt_likely(confidence, str(other), likely.masked_scatter(likely, other.differing))
 
 
 def _explain_short_search(found: SearchAnswer, route: str, unexplained: float) -> str:
@@ -202,7 +221,7 @@ def judge_closed_form(
               be mixtures.
     examples: number of examples in the batch.
     open_question: reason why a confidence of at least MIN_LIKELY is replaced by NaN; "" for none.
-    The confidence is taken from the calibration curve (`judge`), with six exceptions that are applied in this order:
+    The confidence is taken from the calibration curve (`judge`), with seven exceptions that are applied in this order:
     1. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
        all is NaN so far, and `missed` is at most CERTIFIED_MISFIT, then examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
@@ -215,6 +234,7 @@ def judge_closed_form(
        `linear`, MAX_LINEAR_OUTSIDE. If `missed` is at most MAX_LINEAR_DISTANCE, images further outside than MAX_RECOVERED_MSE
        have the confidence of images inside, so that they are undecided if all other evidence is good.
     6. So do images that are standardised by their own mean and deviation.
+    7. So do images that look complete by another common normalisation, and not by the stated one (`find_other_normalisation`).
     """
     count, mixtures = len(x), stays.isnan().cpu()
     stays = stays.nan_to_num(nan=0.0)
@@ -237,7 +257,8 @@ def judge_closed_form(
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
     doubted, reasons = doubt_likely(judged.confidence, open_question)
     doubted, standardised = doubt_likely(doubted, STANDARDISED, _is_standardised(x.cpu(), data))
-    judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons, *standardised))
+    doubted, misread = _doubt_normalisation(doubted, x.cpu(), data)
+    judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons, *standardised, *misread))
     precise = route == "linear" and missed <= MAX_LINEAR_DISTANCE
     return _mark_outside_undecided(judged, x, MAX_LINEAR_OUTSIDE if precise else MAX_RECOVERED_MSE) if data.is_image else judged
 

@@ -18,6 +18,8 @@ MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 INSIDE = 1e-5
 """Mean squared distance to [0, 1] that is added to that of an image, whose logarithm is the feature `outside`."""
+MIN_EQUAL_SHARE = 0.9
+"""Smallest share of the entries of an update with the largest magnitude of their tensor to take it for signs."""
 EVALUATIONS_PER_ITERATION = 40
 """Gradient evaluations of a search per iteration of conjugate gradients in `Posterior.estimate_error`, of which there are at
 least 2 and at most CG_ITERATIONS. The estimate thus costs at most a tenth of a search of 80 or more evaluations."""
@@ -73,6 +75,7 @@ class SearchAnswer:
     drift:       function that returns how much the gradient of x changes over the client's local steps if the attack treats them
                  as one step, 0-d: squared norm of the change, relative to the squared norm of the gradient. It returns 0 in all
                  other cases.
+    adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
     """
 
     x: Tensor
@@ -87,6 +90,7 @@ class SearchAnswer:
     unfamiliar: str
     given_up: bool
     drift: Callable[[], Tensor]
+    adaptive: bool = False
 
 
 def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
@@ -106,6 +110,19 @@ def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
         sent += sum(int(g.count_nonzero()) for g in compared.observed.values())
     whole = torch.stack(weights).sum()
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
+
+
+def holds_signs(found: SearchAnswer) -> bool:
+    """Return whether the observed gradients are little more than signs, as those of Adam or signSGD.
+
+    This is so if clients state such an optimiser, or if at least MIN_EQUAL_SHARE of the entries that were sent have, within one
+    per cent, the largest magnitude of their tensor. Entries that are 0 were not sent.
+    """
+    equal, sent = 0, 0
+    for gradient in (g for compared in found.compared for g in compared.observed.values()):
+        equal += int((gradient.abs() >= 0.99 * gradient.abs().amax().clamp(min=torch.finfo(gradient.dtype).tiny)).sum())
+        sent += int(gradient.count_nonzero())
+    return found.adaptive or equal >= MIN_EQUAL_SHARE * max(sent, 1)
 
 
 def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:

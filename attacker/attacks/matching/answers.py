@@ -150,6 +150,7 @@ def _describe_search(
         unfamiliar="the search was interrupted" if interrupted else _explain_uncalibrated(batch),
         given_up=best.given_up,
         drift=partial(_measure_drift, *fitted, x, y, best.z),
+        adaptive=batch.cases[i].observations[0].training.optimiser != "sgd",
     )
 
 

@@ -9,6 +9,8 @@ const NUMBER_FIELDS = {
   seed: [0, "Random seed of the attack."],
   priority: [0, "From -10 to 10. The waiting job with the highest priority starts first."],
 };
+/** Attack that is chosen when the dialog opens: the one of the quickstart, since the first by name needs several rounds. */
+const FIRST_ATTACK = "cpl";
 /** Texts on the conditions of attacks, by their names in the API. */
 const NEEDS = {
   continuous_inputs: "real-valued inputs",
@@ -71,7 +73,7 @@ function buildForm(store, attacks, preset, dialog) {
   const attack = makeSelect(
     "attack",
     attacks.map((one) => [one.name, formatAttackName(one.name)]),
-    preset.attack,
+    preset.attack ?? FIRST_ATTACK,
   );
   const about = h("p.soft", { id: "about-attack", "aria-live": "polite" });
   attack.setAttribute("aria-describedby", "about-attack");

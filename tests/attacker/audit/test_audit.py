@@ -49,6 +49,8 @@ def test_undefended_federation_is_graded_severe_in_every_format(run: Path, tmp_p
     assert "Verdict: severe" in page
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
+    assert "<code>attacker audit --what-if</code>" in page
+    assert "`" not in page
 
 
 def test_a_recovered_table_row_is_shown_with_its_columns(tmp_path: Path) -> None:

@@ -55,6 +55,35 @@ def test_an_unstated_normalisation_is_a_finding_and_no_silence(tmp_path: Path, m
     assert "mean and std" in found.advice
 
 
+def test_exact_images_that_fill_the_range_of_another_normalisation_are_a_finding(tmp_path: Path) -> None:
+    """By the mean and std of MNIST, digits that clients left between 0 and 1 are pale, with all values inside 0 to 1."""
+    found = list_rules(audit_step(tmp_path, mean=0.0, std=1.0, stated=", mean = [0.1307], std = [0.3081]"))
+    assert "examples-recovered" not in found
+    assert found["normalisation-misstated"].grade == "serious"
+    assert "between 0.13 and 0.42, and they would fill" in found["normalisation-misstated"].evidence
+    assert "mean 0 and std 1" in found["normalisation-misstated"].evidence
+
+
+@pytest.mark.parametrize("pale", [True, False])
+def test_images_of_several_updates_are_judged_together(tmp_path: Path, pale: bool) -> None:
+    """Each image alone has too narrow a range to tell; by three colours of each, all values are in the middle half of 0 to 1."""
+    data = DataSpec(shape=(3, 8, 8), num_classes=10, mean=(0.5,), std=(0.5,))
+    ends = [(0.0, 0.7), (0.2, 0.8), (0.1, 0.6), (0.3, 1.0)] if pale else [(0.0, 1.0)] * 4
+    for i, (low, high) in enumerate(ends):
+        x = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(i)) * (high - low) + low
+        Reconstruction(
+            case=str(i), x=0.5 + 0.5 * x if pale else x, y=torch.zeros(1, dtype=torch.long), confidence=torch.tensor([0.98]),
+            explained=torch.tensor([0.999]), slots=(), loss=torch.zeros(1), iterations=0, evaluations=1, restarts=1, seconds=0.1,
+            route="optimisation", attack="cpl", oracles=(), seed=0,
+        ).write(tmp_path / f"{i}.safetensors")  # fmt: skip
+    alone = [judge_alone("cpl()", 1, tmp_path, [str(i)], data) for i in range(4)]
+    together = judge_alone("cpl()", 4, tmp_path, ["0", "1", "2", "3"], data)
+    assert [one.confident for one in alone] == [1, 1, 1, 1]
+    assert (together.confident, together.undecided, together.misread) == ((0, 4, 4) if pale else (4, 0, 0))
+    (result,) = judge_results([together], scored=False)
+    assert result.rule == ("normalisation-misstated" if pale else "examples-recovered")
+
+
 def test_the_stated_normalisation_gives_confident_examples(tmp_path: Path) -> None:
     found = audit_step(tmp_path, mean=0.3, std=0.38, stated=", mean = [0.3], std = [0.38]")
     rules = list_rules(found)
@@ -108,7 +137,7 @@ def test_estimates_under_a_prior_without_limits_do_not_show_a_normalisation(tmp_
         explained=torch.tensor([0.999]), slots=(), loss=torch.zeros(1), iterations=0, evaluations=1, restarts=1, seconds=0.1,
         route=route, attack="exact", oracles=(), seed=0,
     ).write(tmp_path / "one.safetensors")  # fmt: skip
-    found = judge_alone("exact()", 1, tmp_path, ["one"])
+    found = judge_alone("exact()", 1, tmp_path, ["one"], DataSpec(shape=(1, 8, 8), num_classes=10))
     assert found.outside == counted
     assert found.undecided == 1
 

@@ -105,6 +105,7 @@ def test_cost_is_described_in_seconds_minutes_or_hours() -> None:
 
     assert "at most 300 evaluations" in describe(30)
     assert [words in describe(seconds) for words, seconds in (("30 s", 30), ("10 min", 600), ("3 h", 10800))] == [True] * 3
+    assert "very roughly a second of one core" in describe(0.02)
     assert describe_cost(Forecast(cases=1, chunks=1, evaluations=1, core_seconds=1)) == ""
     many = [describe_cost(Forecast(cases=4, chunks=chunks, evaluations=300, core_seconds=1)) for chunks in (1, 2)]
     assert [words.split(",")[0] for words in many] == ["4 cases in 1 chunk", "4 cases in 2 chunks"]

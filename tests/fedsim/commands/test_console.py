@@ -154,11 +154,11 @@ def test_without_a_terminal_progress_is_printed_line_by_line(
         bar.update(ended, completed=1)
         bar.add_task("null", total=None, words="")
         task = bar.add_task("federation", total=20, words="starting")
-        bar.update(task, completed=3.25, words="loss 0.1")
+        bar.update(task, completed=3.4267, words="loss 0.1")
         assert bar.tasks[ended].finished
         time.sleep(0.2)
     captured = capsys.readouterr().err.splitlines()
-    assert "federation: 3.25 of 20, loss 0.1, after 0:00:00" in captured
+    assert "federation: 3.4 of 20, loss 0.1, after 0:00:00" in captured
     assert "null: under way, after 0:00:00" in captured
     assert not any(line.startswith("ended") for line in captured)
     time.sleep(0.1)

@@ -58,6 +58,13 @@ def pixelwise(shape, num_classes):
 def number(shape, num_classes):
     return 3
 
+class Casts(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x.to(torch.bfloat16))
+
+def half_convolution():
+    return Casts(nn.Conv2d(1, 4, 6), nn.Flatten()).to(torch.bfloat16)
+
 three = 3
 """
 
@@ -113,6 +120,7 @@ def test_arguments_reach_admitted_code(their_code: str) -> None:
         ("Net", DataSpec(shape=(1, 6, 6), num_classes=7), "returns 4, but 7 classes need 7 logits per example"),
         ("Net", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
         ("Stubborn", DataSpec(shape=(1, 8, 8), num_classes=4), r"does not fit inputs of shape \(1, 8, 8\)"),
+        ("half_convolution", DATA, r"does not fit .*; attacks compute in float32: .* as in x\.to\(self\.layer\.weight"),
         ("list_of_logits", DATA, r"returns list, .*; name a function whose network .* returns one tensor of logits, \(N, K\)"),
         ("pixelwise", DATA, r"returns \(2, 4, 6, 6\) for 2 examples, .*the mean over all positions if it labels each pixel"),
         ("number", DATA, r"must return a torch\.nn\.Module, got int"),

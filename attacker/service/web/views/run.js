@@ -185,8 +185,11 @@ export function makeRunView(app, id) {
     ),
   );
   const findLastAudit = () => app.store.listJobs(id).find((job) => !job.spec.attack)?.id ?? null;
-  const showHeading = () =>
-    drawHeading({ run: app.store.recordings.get(id) ?? null, loaded: app.store.loaded, audited: findLastAudit() });
+  const showHeading = () => {
+    const run = app.store.recordings.get(id) ?? null;
+    element.classList.toggle("absent", app.store.loaded && !run);
+    drawHeading({ run, loaded: app.store.loaded, audited: findLastAudit() });
+  };
 
   function getPreset() {
     const attack = sources.find((one) => one.source === query.attack);

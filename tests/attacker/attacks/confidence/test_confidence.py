@@ -17,6 +17,7 @@ from attacker.attacks.confidence import estimate_probabilities, estimates, evide
 from attacker.attacks.confidence.curves import CALIBRATION_FILE, FACT_WORDS, MIN_PROBABILITY, Curve
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
+from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
@@ -151,6 +152,27 @@ def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tenso
     gradients = torch.autograd.grad(loss(logits), list(weights.values()))
     update = {name: -seen.training.learning_rate * g for name, g in zip(weights, gradients, strict=True)}
     return replace(seen, payload=encode(update))
+
+
+@pytest.mark.parametrize("sender", ["adam", "signsgd"])
+def test_answers_to_signs_are_undecided_although_they_explain_all(observe: Callable[..., Observation], sender: str) -> None:
+    """The signs of a gradient leave room for images that differ by more than counts as recovered."""
+    x, y = smooth_images(3)
+    data, wrong = DataSpec(shape=(3, 16, 16), num_classes=10), 0
+    for image, label in zip(x, y, strict=True):
+        seen = observe((image[None], label[None]), model=ModelSpec(name="lenet_dlg"), data=data)
+        size = seen.training.learning_rate if sender == "adam" else 1.0
+        signs = {name: size * g.sign() for name, g in seen.update.items()}
+        if sender == "adam":
+            seen = replace(seen, training=replace(seen.training, optimiser="adam"), payload=encode(signs))
+        else:
+            seen = replace(seen, defenses=DefenseSpec.parse("signsgd(1.0)"), payload=encode(signs))
+        (found,) = inverting_gradients(steps=600, give_up=0.0)([Case((seen,))], rng=seeded())
+        assert not bool((found.confidence >= 0.5).any())
+        if float(found.explained[0]) > 0.99:  # type: ignore[index]
+            wrong += float((found.x.clamp(0, 1)[0] - image).square().mean()) > 0.009
+            assert any("the signs of the gradient" in note for note in found.notes)
+    assert wrong
 
 
 def test_search_that_does_not_explain_the_gradient_is_never_likely(observe: Callable[..., object]) -> None:

@@ -1,10 +1,13 @@
 """Tests of the headline of a run in the service: its examples, coverage and failures, and the null's results."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from index_rows import make_row, make_score
 
-from attacker.service.index.attack_folders import CaseEntry, Source, find_null
+from attacker.service.index.attack_folders import CaseEntry, Source, find_null, read_source
 from attacker.service.index.grid import make_grid
 from attacker.service.index.headline import NUM_HEADLINE_EXAMPLES, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
@@ -56,6 +59,26 @@ def test_null_of_an_attack_has_its_arguments_and_seed() -> None:
     for changes in ({"knows_defense": False}, {"network_code": "ab12"}, {"attack_code": "ab12"}):
         assert find_null(mine, [other, mine, replace(null, **changes)]) is None  # type: ignore[arg-type]
     assert find_null(null, [mine, null]) is None
+
+
+@pytest.mark.parametrize("entry", ["network_code", "attack_code"])
+def test_null_of_an_attack_ran_the_same_code(tmp_path: Path, entry: str) -> None:
+    """A changed network or attack of the user's gets a second pair of folders, which differ in nothing but these digests."""
+
+    def read(name: str, *, null: bool, code: str) -> Source:
+        facts = {"attack": "cpl", "spec": "cpl()" + " without gradient" * null, "null": null, "seed": 0, "knows_defense": True}
+        content = {**facts, "oracles": [], "cases": [], "arguments": {}, "run": {}, entry: code}
+        folder = tmp_path / "reconstructions" / name
+        folder.mkdir(parents=True)
+        (folder / "attack.json").write_text(json.dumps(content))
+        return read_source(tmp_path, name, None)
+
+    old, new = read("cpl-null-1", null=True, code="app:Net@1"), read("cpl-null-2", null=True, code="app:Net@2")
+    first, second = read("cpl-1", null=False, code="app:Net@1"), read("cpl-2", null=False, code="app:Net@2")
+    sources = [old, new, first, second]
+    assert find_null(first, sources) is old
+    assert find_null(second, sources) is new
+    assert find_null(second, [first, second, old]) is None
 
 
 def test_coverage_counts_finished_cases_of_attacks_and_replies_without_an_update() -> None:
