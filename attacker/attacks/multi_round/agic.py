@@ -58,6 +58,9 @@ class _Plan:
 class Agic:
     """An attack that links the rounds of a client, and then reconstructs its examples from all rounds at once.
 
+    Rounds with several local batches, whose order of examples is unknown, are searched one by one first, see
+    `search_round_by_round`.
+
     Closed forms are tried on single rounds first. A closed form certifies the examples of a round if they explain its gradient
     exactly and the gradient alone determines them, see `ClosedForm.certify`. Rounds that certified examples explain are not
     searched.
@@ -66,7 +69,8 @@ class Agic:
 
     matching:  the joint search over all rounds.
     compare:   how examples of different rounds are compared. "features": by the inputs of the last layer, computed from the
-               layer's gradient; if the features of a round cannot be computed, all rounds are compared by images.
+               layer's gradient; if the features of a round cannot be computed, all rounds are compared by images. Clients that
+               take several local steps in whole epochs on equally many examples are taken for "same".
                "images": each round is first reconstructed separately, and the images of each pass over the data are assigned to
                the examples of earlier passes so that the sum of the distances is smallest. "published": as "images", but pairs
                are matched greedily, among batches that share labels, as in the paper.

@@ -75,7 +75,8 @@ def agic(
     together with the images (SME).
     order_invariant: for simulated, a value above 0 gives each local epoch images of its own. It is the weight of a penalty on
     the difference between the mean images of the epochs (Dimitrov et al. 2022).
-    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`.
+    compare: how rounds are linked: features, images, published (greedy), same or none, see `Agic`; with features, clients that
+    take several local steps in whole epochs on equally many examples are taken to use the same examples in every round.
     pre_steps: iterations of the separate reconstruction of each round. Its images are compared for compare=images and
     compare=published, and also for compare=features if the features of a round cannot be computed.
     later: weight in the loss of the rounds after the client's first pass over its examples; rounds in that pass have weight 1,
