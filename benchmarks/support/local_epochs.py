@@ -13,8 +13,6 @@ from support.contract import Options, ResultRow
 from support.single_cases import LocalClient, make_client
 from support.splits import Images, Part, load_images
 
-STEPS = 2400
-"""Gradient evaluations of a search; one that simulates n local steps counts as n."""
 CONVOLUTIONS = tuple(f"support.calibration.networks:{name}" for name in ("strided", "convnet"))
 """Networks with smooth activations and strides, and with ReLU and max pooling."""
 
@@ -25,6 +23,7 @@ class EpochSetting:
 
     epochs: number of local epochs. rate: learning rate. data: name of the data set. images: number of images of a client.
     batch: number of images of a local step. clients: number of clients. rounds: number of rounds.
+    evaluations: gradient evaluations of a search; one that simulates n local steps counts as n.
     """
 
     network: str
@@ -36,6 +35,7 @@ class EpochSetting:
     clients: int
     momentum: float = 0.0
     rounds: int = 1
+    evaluations: int = 2400
 
 
 def list_epoch_settings(*, quick: bool) -> list[EpochSetting]:
@@ -77,7 +77,7 @@ def make_epoch_row(options: Options, setting: EpochSetting, part: Part = "report
     part: part of the data that the images are from.
     """
     images, cases = _make_cases(options, setting, part)
-    steps = 60 if options.quick else STEPS
+    steps = 60 if options.quick else setting.evaluations
     attacks = {
         "simulated": inverting_gradients(steps=steps),
         "one batch": inverting_gradients(steps=steps, local_steps="one_batch"),
@@ -95,7 +95,7 @@ def make_rounds_row(options: Options, setting: EpochSetting, part: Part = "repor
     part: part of the data that the images are from.
     """
     images, cases = _make_cases(options, setting, part)
-    steps = 60 if options.quick else STEPS
+    steps = 60 if options.quick else setting.evaluations
     attacks = {
         "together": agic(steps=steps, beta=1.0),
         "one batch": agic(steps=steps, beta=1.0, local_steps="one_batch", compare="same"),
@@ -120,7 +120,7 @@ def _describe(setting: EpochSetting, images: Images) -> ResultRow:
     """Return the entries of a row that name its clients and images."""
     row: ResultRow = {"network": setting.network.rpartition(":")[2], "epochs": setting.epochs, "rate": setting.rate}
     row |= {"momentum": setting.momentum, "data": images.name, "images of a client": setting.images, "batch": setting.batch}
-    return row | {"images": len(images)}
+    return row | {"images": len(images), "evaluations": setting.evaluations}
 
 
 def _make_cases(options: Options, setting: EpochSetting, part: Part) -> tuple[Images, list[Case]]:
