@@ -53,14 +53,10 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
     assert re.match("the answer explains round [12] alone", found.notes[-1])
 
 
-def test_images_are_placed_by_the_links(observe: Observe) -> None:
-    """The examples of the second round are numbered otherwise, and the answer has the labels at the linked places."""
-    again = torch.tensor([3, 1, 0, 2])
-    first = observe_batches(observe, X, Y, ROUNDS[0])
-    second = observe_batches(observe, X[again], Y[again], ROUNDS[1], seed=1)
-    links = Links((torch.arange(4), again), torch.ones(4))
-    case = Case((first, replace(second, round=2)), known_labels=torch.cat([Y, Y[again]]), links=links)
-    (found,) = search_round_by_round(ATTACK.matching, [case], rng=seeded())
+def test_known_labels_are_kept(observe: Observe) -> None:
+    case = make_case(observe, *ROUNDS[:2])
+    known = replace(case, known_labels=torch.cat([Y, Y]), links=link_same([4, 4]))
+    (found,) = search_round_by_round(ATTACK.matching, [known], rng=seeded())
     assert found.y.tolist() == Y.tolist()
     assert measure_error(found, X) < 0.01
 
@@ -78,8 +74,9 @@ def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown(observe: O
     assert not has_unknown_orders(matching, several)
     assert not has_unknown_orders(matching, replace(one_batch, links=link_same([4, 4])))
     assert not has_unknown_orders(matching, Case(several.observations[:1], links=link_same([4])))
-    partly = Links((torch.arange(4), torch.arange(4), torch.arange(1, 5)), torch.ones(5))
-    assert not has_unknown_orders(matching, replace(several, links=partly))
+    for third in (torch.arange(1, 5), torch.tensor([1, 0, 2, 3])):
+        links = Links((torch.arange(4), torch.arange(4), third), torch.ones(1 + int(third.max())))
+        assert not has_unknown_orders(matching, replace(several, links=links))
 
 
 def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe: Observe) -> None:
