@@ -202,15 +202,16 @@ def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bo
     """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
 
     For "agic", if clients train several local epochs on more than one batch, `EPOCH_ARGUMENTS` are added, so that it simulates
-    the epochs; if each epoch is one step, it does so anyway. For "inverting_gradients", if clients take several local steps,
-    `surrogate` is added, unless it searches for the order of their examples, but only if answers are `scored` against the truth,
-    since the confidence in answers of such searches is undecided. If clients do not train a last linear layer, as with adapters,
-    "cpl" searches for the labels as well. first: the first row, with a complete update.
+    the epochs; if each epoch is one step, or the order of examples is searched for, it does so anyway. For "inverting_gradients",
+    if clients take several local steps, `surrogate` is added, unless it searches for the order of their examples, but only if
+    answers are `scored` against the truth, since the confidence in answers of such searches is undecided. If clients do not train
+    a last linear layer, as with adapters, "cpl" searches for the labels as well. first: the first row, with a complete update.
     """
     tuned = dict(presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data))
     if name == "cpl" and not _has_label_layer(recording, first):
         tuned["label_rule"] = "joint"
-    if name == "agic" and _has_epochs(recording) and not _repeats_batch(recording, first):
+    simulated = _repeats_batch(recording, first) or _is_ordered(recording, first)
+    if name == "agic" and _has_epochs(recording) and not simulated:
         return {**tuned, **EPOCH_ARGUMENTS}
     if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1 and not _is_ordered(recording, first):
         return {**tuned, "surrogate": True}

@@ -160,6 +160,19 @@ def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the
     assert found == [surrogate, False]
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "defense", "separate"), [(4, "", False), (64, "", False), (1, "", True), (4, "gaussian(1e-3)", True)]
+)
+def test_local_epochs_have_separate_examples_only_where_steps_are_not_simulated_in_an_order(
+    batch_size: int, defense: str, separate: bool, tmp_path: Path
+) -> None:
+    """Clients have nine or ten examples: six steps, two, or more than ten."""
+    training = {"learning_rate": 0.1, "batch_size": batch_size, "epochs": 2}
+    run = federate(tmp_path / "run", clients={"count": 150, "fraction": 0.02}, training=training, defense=defense)
+    planned, _ = plan(Recording(run / "recording"), tmp_path, 1e9)
+    assert ("order_invariant" in planned["agic"].spec.arguments) == separate
+
+
 def test_an_attack_for_which_nothing_is_left_is_not_told_a_negative_share() -> None:
     sizes = [[PlannedAttack(spec=AttackSpec(name="cpl"), rows=(), core_seconds=seconds)] for seconds in (12.0, 60.0)]
     first, second = _share_budget(sizes, 10.0)
