@@ -30,7 +30,8 @@ def time_evaluation(attack: Attack, case: Case) -> float | None:
 def time_call(evaluate: Callable[[], object], device: str) -> float:
     """Call a function, and once more if the first call was short; return the seconds of the fastest call.
 
-    On the CPU, it is the processor time of all threads together, which hardly depends on other processes.
+    On the CPU, it is the processor time of one thread, which hardly depends on other processes. (Several threads would wait for
+    each other on a busy machine, and use processor time while they do.)
     """
     on_gpu = device.startswith("cuda")
     clock = time.perf_counter if on_gpu else time.process_time
@@ -42,5 +43,10 @@ def time_call(evaluate: Callable[[], object], device: str) -> float:
             torch.cuda.synchronize(torch.device(device))
         return clock() - started
 
-    first = measure()
-    return first if first > MAX_WARM_UP_SECONDS else min(first, measure())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        first = measure()
+        return first if first > MAX_WARM_UP_SECONDS else min(first, measure())
+    finally:
+        torch.set_num_threads(threads)
