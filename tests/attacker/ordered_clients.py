@@ -35,3 +35,11 @@ def draw_images(count: int) -> Tensor:
 def measure_error(found: Reconstruction, x: Tensor) -> float:
     """Return the mean squared error of the assignment of reconstructions to images that has the smallest."""
     return min(float(mse(found.x[list(order)], x).mean()) for order in permutations(range(len(x))))
+
+
+def check_progress(told: Sequence[tuple[int, int, str]]) -> None:
+    """Assert that reported progress never decreases, and that its total stays the same and is not exceeded."""
+    done = [d for d, _, _ in told]
+    assert done == sorted(done)
+    assert len({total for _, total, _ in told}) == 1
+    assert done[-1] <= told[0][1]
