@@ -4,9 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+import pytest
 import torch
+from checkpoint_memory import DictMemory
+from generators import seeded
 from torch import Tensor
 
+from attacker.attacks import Attack, Case
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec, Observation
@@ -43,3 +47,14 @@ def check_progress(told: Sequence[tuple[int, int, str]]) -> None:
     assert done == sorted(done)
     assert len({total for _, total, _ in told}) == 1
     assert done[-1] <= told[0][1]
+
+
+def check_resumption(attack: Attack, case: Case, part: str) -> None:
+    """Assert that an attack killed while it saves a state under a key that begins with `part` resumes to bitwise equal images."""
+    memory = DictMemory(part)
+    with pytest.raises(SystemExit):
+        attack([case], rng=seeded(), memory=memory)
+    (resumed,) = attack([case], rng=seeded(), memory=replace(memory, until=""))
+    (whole,) = attack([case], rng=seeded())
+    assert torch.equal(resumed.x, whole.x)
+    assert resumed.evaluations == whole.evaluations

@@ -170,23 +170,27 @@ def test_an_attack_without_enough_time_left_is_not_started(run: Path) -> None:
 
 
 def test_only_the_first_attack_and_closed_forms_have_a_minimum(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two attacks, which have no forecast, use more than the budget of a second, and a search is not started then."""
-    monkeypatch.setattr(attack_runs, "MIN_SECONDS", 60.0)
-    asked: list[str] = []
+    """The first two attacks, which have no forecast, use more than the budget, and a search is not started then.
+
+    Time passes by a clock that only the attacks move.
+    """
+    clock, asked = [0.0], list[str]()
+    monkeypatch.setattr(attack_runs, "MIN_SECONDS", 600.0)
+    monkeypatch.setattr(attack_runs, "monotonic", lambda: time.monotonic() + clock[0])
 
     def replay(one: Replay) -> ReplayResult:
         asked.append(str(one.spec))
-        sleep(1.2)
+        clock[0] += 120
         return one.run()
 
     runs = prepare(run, replay)
     runs.scorer = None
-    runs.run(plan(runs.recording, 0.0, 0.0, 0.5), 1)
+    runs.run(plan(runs.recording, 0.0, 0.0, 50.0), 100)
     assert asked == ["cpl(steps=2)", "cpl(steps=3)"]
     assert len(runs.attacks) == 2
     (reason,) = [one.reason for one in runs.left_out]
     assert "cpl(steps=4) was not started" in reason
-    assert "left 0 of the budget of 1 seconds" in reason
+    assert "left 0 of the budget of 100 seconds" in reason
 
 
 def test_the_time_for_scores_is_part_of_the_budget(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

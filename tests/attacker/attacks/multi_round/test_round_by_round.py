@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoint_memory import DictMemory
 from generators import seeded
-from ordered_clients import Observe, check_progress, draw_images, measure_error, observe_batches
+from ordered_clients import Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, agic
 from attacker.attacks.linking import Links
@@ -101,10 +100,4 @@ def test_progress_of_both_parts_has_one_total(observe: Observe) -> None:
 @pytest.mark.parametrize("part", ["joint 0/alone/restart 0", "joint 0/together/polish "])
 def test_killed_search_resumes_to_bitwise_equal_images(observe: Observe, part: str) -> None:
     case, attack = make_case(observe, *ROUNDS[:2]), agic(steps=400, beta=1.0, closed_forms=False)
-    memory = DictMemory(part)
-    with pytest.raises(SystemExit):
-        attack([case], rng=seeded(), memory=memory)
-    (resumed,) = attack([case], rng=seeded(), memory=replace(memory, until=""))
-    (whole,) = attack([case], rng=seeded())
-    assert torch.equal(resumed.x, whole.x)
-    assert resumed.evaluations == whole.evaluations
+    check_resumption(attack, case, part)

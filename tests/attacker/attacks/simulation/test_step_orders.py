@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_memory import DictMemory
 from generators import seeded
-from ordered_clients import DATA, Observe, check_progress, draw_images, measure_error, observe_batches
+from ordered_clients import DATA, Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.linking import Links
@@ -161,13 +160,7 @@ def test_order_is_not_searched_for_where_steps_hardly_matter(observe: Observe) -
 def test_killed_search_for_orders_resumes_to_bitwise_equal_images(observe: Observe) -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
     case, attack = Case((observe_batches(observe, x, y, ((0, 3), (2, 1))),)), inverting_gradients(steps=300)
-    memory = DictMemory("polish ")
-    with pytest.raises(SystemExit):
-        attack([case], rng=seeded(), memory=memory)
-    (resumed,) = attack([case], rng=seeded(), memory=replace(memory, until=""))
-    (whole,) = attack([case], rng=seeded())
-    assert torch.equal(resumed.x, whole.x)
-    assert resumed.evaluations == whole.evaluations
+    check_resumption(attack, case, "polish ")
 
 
 @pytest.mark.parametrize(
