@@ -19,7 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 from scipy.spatial import ConvexHull
-from support.attacked import PUBLISHED_SEARCH
 from support.contract import Options, ResultRow, TableAndSummary, measure_cpu
 from support.rog.outcomes import LPIPS_FILE
 from support.splits import Images, load_images
@@ -146,8 +145,9 @@ def write_grid(options: Options, folder: Path, private: Images, held_out: Images
                 "attack": "inverting_gradients",
                 "steps": steps[1],
                 "tv": 1e-2,
+                "continuation": 1.0,
+                "polish": 0.0,
                 "give_up": 0.0,
-                **PUBLISHED_SEARCH,
             },
         },
     }
