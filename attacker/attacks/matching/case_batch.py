@@ -262,6 +262,11 @@ class CaseBatch:
         distances = [row["gamma"] * view.compute_distance(row, x, y, z) for view, row in zip(self.views, rows, strict=True)]
         return float(torch.stack(distances).sum())
 
+    def measure_relative_distance(self, i: int, z: Tensor, labels: Tensor) -> float:
+        """Return `measure_distance`, relative to that of zero gradients."""
+        worst = torch.stack([view.rows["gamma"][i] * view.worst[i] for view in self.views]).sum()
+        return self.measure_distance(i, z, labels) / float(worst)
+
     def decode_answer(self, i: int, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the examples x and labels y of the latent z (D,) of case i in the form of the attack's answer.
 

@@ -106,28 +106,49 @@ class PolishStart:
 
 
 def polish(run: MatchingRun) -> None:
-    """Search again by L-BFGS from the best results of a run, and replace those that become much better, see `Polish`.
+    """Search again by L-BFGS from the best results of a run, and replace those that become much better, see `Polish`."""
+    polish_starts(run, find_starts(run))
+
+
+def find_starts(run: MatchingRun) -> list[PolishStart]:
+    """Return where the polish of each case starts; without cases whose search was given up, and empty if none is polished.
 
     If the run took several local steps for one, and that matters (`MIN_STEP_EFFECT`), the orders in which clients used their
-    examples are searched for before. Otherwise the evaluations of that search belong to the polish.
+    examples are searched for.
     """
     chosen = [i for i, best in enumerate(run.best) if not best.given_up and isfinite(best.loss)]
     if not run.polishing or run.interrupted or not chosen:
-        return
+        return []
     starts = [PolishStart(i, *run.best[i].get_latent()) for i in chosen]
     try:
-        searches = [OrderSearch(run, start) for start in starts if run.batch.ordered_steps > 1]
-        searches = [search for search in searches if search.measure_effect() > MIN_STEP_EFFECT]
-        ordered = {search.start.case for search in searches}
-        plain, done = [start for start in starts if start.case not in ordered], 1 - len(ordered) / len(starts)
-        _polish_cases(run, plain, (run.polishing + run.fits) * run.batch.ordered_steps, 0.0, done)
-        found, part = [], run.fits / (run.fits + run.polishing) * (1 - done) / max(1, len(searches))
-        for search in searches if not run.interrupted else ():
-            found.append(search.run(done, done + part))
-            done += part
-        _polish_cases(run, found, run.polishing, done, 1.0)
+        searches = {k: OrderSearch(run, start) for k, start in enumerate(starts) if run.batch.ordered_steps > 1}
+        searches = {k: search for k, search in searches.items() if search.measure_effect() > MIN_STEP_EFFECT}
+        share = run.fits / (run.fits + run.polishing)
+        for number, (k, search) in enumerate(searches.items()):
+            starts[k] = search.run(share * number / len(searches), share * (number + 1) / len(searches))
     except KeyboardInterrupt:
         run.interrupted |= set(chosen)
+    return starts
+
+
+def polish_starts(run: MatchingRun, starts: Sequence[PolishStart], times: int = 1) -> None:
+    """Polish the cases of a run from these starts.
+
+    The evaluations of a search for orders belong to the polish where there is none. times: factor of the number of iterations.
+    """
+    ordered, plain = [start for start in starts if start.orders], [start for start in starts if not start.orders]
+    begin = run.fits / (run.fits + run.polishing) if ordered else 0.0
+    middle = begin + (1 - begin) * len(plain) / max(1, len(starts))
+    try:
+        _polish_cases(run, plain, times * (run.polishing + run.fits) * run.batch.ordered_steps, begin, middle)
+        _polish_cases(run, ordered, times * run.polishing, middle, 1.0)
+    except KeyboardInterrupt:
+        run.interrupted |= {start.case for start in starts}
+
+
+def measure_start(run: MatchingRun, start: PolishStart) -> float:
+    """Return the distance of the gradients at a start of the polish, relative to that of zero gradients."""
+    return PolishingRun(run, [start], 1).batch.measure_relative_distance(0, start.z, start.labels)
 
 
 def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: int, begin: float, end: float) -> None:

@@ -8,14 +8,20 @@ determine the examples better than each of them.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from math import inf
 
 import torch
 from torch import Generator
 
 from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case
-from attacker.attacks.matching.gradient_matching import GradientMatching, polish
+from attacker.attacks.matching.gradient_matching import (
+    GradientMatching,
+    find_starts,
+    measure_start,
+    polish,
+    polish_starts,
+)
 from attacker.attacks.matching.matching_run import FITTING_SHARE, MatchingRun
 from attacker.attacks.matching.saved_state import BestResult, prefix_memory
 from attacker.attacks.simulation.client import build_network
@@ -66,9 +72,7 @@ def search_round_by_round(
         prefix_memory(memory, "alone/"),
     )
     alone.search()
-    polish(alone)
-    count = len(alone.cases) // len(cases)
-    chosen = [min(range(i * count, (i + 1) * count), key=partial(_measure_distance, alone)) for i in range(len(cases))]
+    chosen = _polish_best_rounds(alone, len(alone.cases) // len(cases))
     adopted = [_adopt(joint, i, alone, k) for i, k in enumerate(chosen)]
     polish(joint)
     for i, (k, one) in enumerate(zip(chosen, adopted, strict=True)):
@@ -96,19 +100,35 @@ def _split_rounds(case: Case) -> list[Case]:
     return [Case((one,), labels) for one, labels in zip(case.observations, known, strict=True)]
 
 
+def _polish_best_rounds(alone: MatchingRun, rounds: int) -> list[int]:
+    """Polish the round of each case that is explained best after the search for orders; return the indices of these rounds.
+
+    rounds: number of rounds of each case. A polished round gets the iterations of all rounds of its case.
+    """
+    starts = {start.case: start for start in find_starts(alone)}
+    distances = [measure_start(alone, starts[i]) if i in starts else inf for i in range(len(alone.cases))]
+    chosen = [min(range(i, i + rounds), key=distances.__getitem__) for i in range(0, len(distances), rounds)]
+    polish_starts(alone, [starts[i] for i in chosen if i in starts], rounds)
+    return chosen
+
+
 def _measure_distance(run: MatchingRun, i: int) -> float:
-    """Return the distance of the gradients of case i for its best result, relative to that of zero gradients."""
     batch, k = run.fitted[i]
-    worst = torch.stack([view.rows["gamma"][k] * view.worst[k] for view in batch.views]).sum()
-    return batch.measure_distance(k, *run.best[i].get_latent()) / float(worst)
+    return batch.measure_relative_distance(k, *run.best[i].get_latent())
 
 
 def _adopt(joint: MatchingRun, i: int, alone: MatchingRun, k: int) -> BestResult:
-    """Make the best result of case k of `alone`, a round of case i of `joint`, the best result of case i; return a copy of it."""
-    found = alone.best[k]
+    """Make the best result of case k of `alone`, a round of case i of `joint`, the best result of case i; return a copy of it.
+
+    The searches in all rounds of case i count; an evaluation in one of R rounds counts as 1 / R.
+    """
+    found, rounds = alone.best[k], len(joint.batch.views)
     x, labels = alone.batch.decode_case(k, *found.get_latent())
     z = joint.batch.space.encode([x.detach()], [joint.rng], joint.attack.device)[0]
+    every = alone.best[i * rounds : (i + 1) * rounds]
     joint.best[i], joint.fitted[i] = replace(found, z=z, labels=labels), alone.fitted[k]
+    joint.best[i].iterations = sum(one.iterations for one in every) // rounds
+    joint.best[i].evaluations = sum(one.evaluations for one in every) // rounds
     if k in alone.interrupted:
         joint.interrupted.add(i)
     return replace(joint.best[i])
