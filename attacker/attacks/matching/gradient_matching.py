@@ -131,17 +131,21 @@ def find_starts(run: MatchingRun) -> list[PolishStart]:
     return starts
 
 
-def polish_starts(run: MatchingRun, starts: Sequence[PolishStart], times: int = 1) -> None:
-    """Polish the cases of a run from these starts.
+def polish_starts(
+    run: MatchingRun, starts: Sequence[PolishStart], *, times: float = 1.0, stage: int = 0, stages: int = 1
+) -> None:
+    """Polish the cases of a run from these starts, in one of several stages that have equal costs.
 
     The evaluations of a search for orders belong to the polish where there is none. times: factor of the number of iterations.
+    stage: from 0.
     """
     ordered, plain = [start for start in starts if start.orders], [start for start in starts if not start.orders]
-    begin = run.fits / (run.fits + run.polishing) if ordered else 0.0
-    middle = begin + (1 - begin) * len(plain) / max(1, len(starts))
+    begin = run.fits / (run.fits + run.polishing) if run.fits else 0.0
+    ends = [begin + (1 - begin) * (stage + part) / stages for part in (0, len(plain) / max(1, len(starts)), 1)]
+    more = (run.polishing + run.fits) * run.batch.ordered_steps
     try:
-        _polish_cases(run, plain, times * (run.polishing + run.fits) * run.batch.ordered_steps, begin, middle)
-        _polish_cases(run, ordered, times * run.polishing, middle, 1.0)
+        _polish_cases(run, plain, round(times * more), *ends[:2], stage)
+        _polish_cases(run, ordered, round(times * run.polishing), *ends[1:], stage)
     except KeyboardInterrupt:
         run.interrupted |= {start.case for start in starts}
 
@@ -151,11 +155,11 @@ def measure_start(run: MatchingRun, start: PolishStart) -> float:
     return PolishingRun(run, [start], 1).batch.measure_relative_distance(0, start.z, start.labels)
 
 
-def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: int, begin: float, end: float) -> None:
+def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: int, begin: float, end: float, stage: int) -> None:
     """Polish these cases of a run, all with orders or all without. begin, end: shares of the progress of all polishes."""
     if not starts or run.interrupted:
         return
-    name = "polish in order " if starts[0].orders else "polish "
+    name = ("polish in order " if starts[0].orders else "polish ") + (f"{stage} " if stage else "")
     report = run.progress and partial(run.report_polish, begin, end)
     polishing = PolishingRun(run, starts, iterations, report, prefix_memory(run.memory, name))
     before = [polishing.batch.measure_distance(k, *run.best[start.case].get_latent()) for k, start in enumerate(starts)]
@@ -164,9 +168,10 @@ def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: i
         best = run.best[start.case]
         best.iterations += own.iterations
         best.evaluations += own.evaluations
-        if MIN_POLISH_GAIN * polishing.batch.measure_distance(k, *own.get_latent()) <= first:
+        least = 1.0 if stage and best.polished else MIN_POLISH_GAIN
+        if least * polishing.batch.measure_distance(k, *own.get_latent()) <= first:
             best.z, best.labels = own.get_latent()
-            best.polished, run.fitted[start.case] = own.evaluations, (polishing.batch, k)
+            best.polished, run.fitted[start.case] = best.polished + own.evaluations, (polishing.batch, k)
     run.interrupted |= {starts[k].case for k in polishing.interrupted}
 
 

@@ -8,7 +8,6 @@ determine the examples better than each of them. Only the round that is explaine
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 import torch
 from torch import Generator
@@ -72,7 +71,7 @@ def search_round_by_round(
         prefix_memory(memory, "alone/"),
     )
     alone.search()
-    chosen = _polish_best_rounds(alone, len(alone.cases) // len(cases))
+    chosen = _polish_by_halves(alone, len(alone.cases) // len(cases))
     adopted = [_adopt(joint, i, alone, k) for i, k in enumerate(chosen)]
     polish(joint)
     for i, (k, one) in enumerate(zip(chosen, adopted, strict=True)):
@@ -100,16 +99,23 @@ def _split_rounds(case: Case) -> list[Case]:
     return [Case((one,), labels) for one, labels in zip(case.observations, known, strict=True)]
 
 
-def _polish_best_rounds(alone: MatchingRun, rounds: int) -> list[int]:
-    """Polish the round of each case that is explained best after the search for orders; return the indices of these rounds.
+def _polish_by_halves(alone: MatchingRun, rounds: int) -> list[int]:
+    """Search for the orders of all rounds, polish those that are explained best, and return the index of the best of each case.
 
-    rounds: number of rounds of each case. A polished round gets the iterations of all rounds of its case.
+    By successive halving: half of the rounds of each case are polished, then the better half of these, until one is left. Each
+    stage has the same number of iterations, over all rounds, and all stages have as many as a polish of every round.
+    rounds: number of rounds of each case.
     """
     starts = {start.case: start for start in find_starts(alone)}
-    distances = [measure_start(alone, starts[i]) if i in starts else inf for i in range(len(alone.cases))]
-    chosen = [min(range(i, i + rounds), key=distances.__getitem__) for i in range(0, len(distances), rounds)]
-    polish_starts(alone, [starts[i] for i in chosen if i in starts], rounds)
-    return chosen
+    left = [[i for i in range(first, first + rounds) if i in starts] for first in range(0, len(alone.cases), rounds)]
+    stages = rounds.bit_length() - 1
+    for stage in range(stages):
+        kept = rounds >> (stage + 1)
+        distances = {i: measure_start(alone, starts[i]) for own in left for i in own}
+        left = [sorted(own, key=distances.__getitem__)[:kept] for own in left]
+        polish_starts(alone, [starts[i] for own in left for i in own], times=rounds / (stages * kept), stage=stage, stages=stages)
+        starts |= {i: replace(starts[i], z=best.get_latent()[0]) for i, best in enumerate(alone.best) if best.polished}
+    return [own[0] if own else first for own, first in zip(left, range(0, len(alone.cases), rounds), strict=True)]
 
 
 def _measure_distance(run: MatchingRun, i: int) -> float:
