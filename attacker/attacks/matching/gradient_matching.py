@@ -141,11 +141,11 @@ def polish_starts(
     """
     ordered, plain = [start for start in starts if start.orders], [start for start in starts if not start.orders]
     begin = run.fits / (run.fits + run.polishing) if run.fits else 0.0
-    ends = [begin + (1 - begin) * (stage + part) / stages for part in (0, len(plain) / max(1, len(starts)), 1)]
+    first, middle, end = (begin + (1 - begin) * (stage + part) / stages for part in (0, len(plain) / max(1, len(starts)), 1))
     more = (run.polishing + run.fits) * run.batch.ordered_steps
     try:
-        _polish_cases(run, plain, round(times * more), *ends[:2], stage)
-        _polish_cases(run, ordered, round(times * run.polishing), *ends[1:], stage)
+        _polish_cases(run, plain, round(times * more), first, middle, stage)
+        _polish_cases(run, ordered, round(times * run.polishing), middle, end, stage)
     except KeyboardInterrupt:
         run.interrupted |= {start.case for start in starts}
 
