@@ -3,7 +3,7 @@
 The server does not see in which order a client used its examples (`simulation.step_orders`), and a search in all rounds that
 takes the local steps of each for one is misled in each round. The order of a single round can often be found, although the
 examples that explain this round then need not be good. They tell the orders of the other rounds, and all rounds together
-determine the examples better than each of them. Only the round that is explained best is polished alone.
+determine the examples better than each of them.
 """
 
 from collections.abc import Sequence
