@@ -16,29 +16,21 @@ from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
-from attacker.attacks.multi_round.spans.anonymous import group_updates
-from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
-from attacker.attacks.multi_round.spans.doubts import review
-from attacker.attacks.multi_round.spans.labels import label_examples
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
-from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_batches
-from attacker.attacks.multi_round.spans.observed_layer import (
+from attacker.attacks.multi_round.spans.certainty import judge_certainty, label_examples, review
+from attacker.attacks.multi_round.spans.client_groups import group_updates
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates, list_mixed_batches
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, recover
+from attacker.attacks.multi_round.spans.layer_updates import (
     compute_spaces,
+    convert_to_examples,
     find_chain,
     find_limits,
     list_forwards,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.recovery import (
-    MAX_CERTAIN_ERROR,
-    MIN_CLEARANCE,
-    RecoveredExamples,
-    add_separated,
-    count_all_shared,
-    recover,
-)
-from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
+from attacker.attacks.multi_round.spans.relu_zeros import add_separated
+from attacker.attacks.multi_round.spans.row_space import RowSpace, count_all_shared
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import build_prior_answer
@@ -48,9 +40,6 @@ from fedsim.recording.observation import DataSpec
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
-CERTAIN = 0.99
-"""Confidence in an example that is clear of noise and known up to rounding. On the validation part of CIFAR-10 none of 128 such
-examples was wrong (benchmarks/rounds.py)."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +50,7 @@ class Spans:
     client.
 
     relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
-             by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
+             by the zeros of ReLU (`relu_zeros`; `same_batch` for batches that several rounds share as a whole).
     components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
              opens.
     sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
@@ -102,14 +91,14 @@ class Spans:
             found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
         exact = len(found.vectors)
         found = review(found, spaces, forwards, data)
-        component_notes: tuple[str, ...] = ()
         if self.components:
             unopened = list_mixed_batches(found, spaces, shared, forwards, data)
             found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
             found = append_estimates(review(found, spaces, forwards, data), estimates)
-            component_notes = (describe_estimates(estimates),)
-        notes = (*_describe(spaces, shared, isolated, exact), *component_notes)
+        notes = _describe(spaces, shared, isolated, exact)
+        if self.components:
+            notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
@@ -188,16 +177,6 @@ def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Ten
     """
     chain = find_chain(case.observations[0])
     return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
-
-
-def judge_certainty(found: RecoveredExamples) -> Tensor:
-    """Return the confidence (N,) in examples.
-
-    The confidence is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are
-    known well (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
-    """
-    sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
-    return torch.where(sure, CERTAIN, torch.nan).float()
 
 
 def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:

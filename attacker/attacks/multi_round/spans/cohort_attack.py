@@ -11,36 +11,31 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.disaggregation import attack_solved_sums
-from attacker.attacks.multi_round.spans.attack import CERTAIN, judge_certainty
+from attacker.attacks.multi_round.spans.certainty import CERTAIN, judge_certainty, label_examples, review
+from attacker.attacks.multi_round.spans.client_groups import group_by_client
 from attacker.attacks.multi_round.spans.cohorts import (
     ClientPart,
     IsolatedClient,
     find_common,
     isolate_clients,
+    list_mixed_sums,
     name_owner,
-    separate_by_zeros,
     split_sums,
 )
-from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
-from attacker.attacks.multi_round.spans.doubts import review
-from attacker.attacks.multi_round.spans.grouping import group_by_client
-from attacker.attacks.multi_round.spans.labels import label_examples
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
-from attacker.attacks.multi_round.spans.lone_rows import (
-    PARALLEL_CLEARANCE,
-    find_lone_rows,
-    has_independent_errors,
-)
-from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
-from attacker.attacks.multi_round.spans.observed_layer import (
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import (
     compute_spaces,
+    convert_to_examples,
     find_chain,
     find_limits,
+    join_parameters,
     list_forwards,
     precedes_relu,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE, find_lone_rows, has_independent_errors
+from attacker.attacks.multi_round.spans.relu_zeros import separate_by_zeros
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
@@ -62,7 +57,7 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    components: whether to use independent component analysis (`spans.components`) to separate the images of spans that these
+    components: whether to use independent component analysis (`components`) to separate the images of spans that these
               neurons do not open.
     repeated: whether to solve the sums for single clients' updates instead of isolating spans (`attack_solved_sums`). The updates
               of a client are then assumed equal in all of its rounds.
@@ -116,7 +111,7 @@ class CohortSpans:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
             found, estimates = add_components(found, mixed, spaces, data, seed_generator(rng, case, "components"))
             found = append_estimates(review(found, spaces, forwards, data), estimates)
-            notes = (*notes, describe_estimates(estimates))
+            notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         if not len(found.vectors):
             raise ValueError(
                 f"no example could be recovered from the secure sums: {'; '.join(notes)}; attack more rounds, or use another "
@@ -162,17 +157,12 @@ class CohortSpans:
             candidates += [
                 find_lone_rows(space, low, high, parallel=parallel, images=first.data.is_image) for space in spaces if space.rank
             ]
-        kept = [
-            (vector * torch.sign(vector[-1]), float(clear))
-            for pair in candidates
-            for vector, clear in zip(*pair, strict=True)
-            if is_plausible(vector, low, high)
-        ]
-        if not kept:
-            return RecoveredExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
-        vectors, clearances = zip(*kept, strict=True)
-        merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
-        return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
+        nothing = RecoveredExamples.none(len(low) + 1)
+        if not candidates:
+            return nothing
+        vectors, clearance = (torch.cat(each) for each in zip(*candidates, strict=True))
+        plausible = mark_plausible(vectors, low, high)
+        return nothing.add(vectors[plausible], clearance[plausible], spaces)
 
 
 def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: bool = False) -> CohortSpans:

@@ -5,7 +5,7 @@ neurons rarely mix examples in equal proportions, or if its values are those of 
 recognise examples by such knowledge about the data). Parallel rows are no evidence if the errors of all examples are multiples of
 each other, as in tasks of two classes, where all neurons that are on for the same examples have parallel rows. Two examples that
 a confident network takes for each other's class have such errors as well. Their mixture is a combination of examples that are
-also found, so that parallel rows do not make such examples certain (`doubts.doubt_dependent`).
+also found, so that parallel rows do not make such examples certain (`certainty.doubt_dependent`).
 
 Units of noise are those of `row_space`: the entries of a vector have noise of standard deviation 1.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from attacker.attacks.closed_form.linear.isolation import group_parallel_rows
 from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.relu_zeros import ERROR_FACTOR, ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace
-from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, ZERO_LEVEL
 from attacker.attacks.networks.chain import Chain
 from fedsim.recording.observation import Observation
 
@@ -45,23 +45,14 @@ def add_lone_rows(
 ) -> RecoveredExamples:
     """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
-    Only new vectors that can be examples are added (`is_plausible`). found: the examples so far. spaces: row spaces of the
-    updates. low, high, parallel, images: as for `find_lone_rows`.
+    Only vectors that can be examples are added (`mark_plausible`). low, high, parallel, images: as for `find_lone_rows`.
     """
-    new = [
-        (vector * torch.sign(vector[-1]), float(clear))
-        for space in spaces
-        if space.rank
-        for vector, clear in zip(*find_lone_rows(space, low, high, parallel=parallel, images=images), strict=True)
-        if is_plausible(vector, low, high)
-    ]
-    if not new:
+    rows = [find_lone_rows(space, low, high, parallel=parallel, images=images) for space in spaces if space.rank]
+    if not rows:
         return found
-    vectors, clearance = merge_equal(
-        torch.cat([found.vectors, torch.stack([vector for vector, _ in new])]),
-        torch.cat([found.clearance, torch.tensor([clear for _, clear in new]).double()]),
-    )
-    return RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+    vectors, clearance = (torch.cat(each) for each in zip(*rows, strict=True))
+    plausible = mark_plausible(vectors, low, high)
+    return found.add(vectors[plausible], clearance[plausible], spaces)
 
 
 def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from attacker.attacks.closed_form.linear.known_examples import find_beside
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.relu_zeros import MAX_RESIDUAL, estimate_errors
 from attacker.attacks.multi_round.spans.row_space import RowSpace
-from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
 
 MAX_SAMPLES, MAX_SAMPLED_BATCH = 2**13, 40
 """Largest number of samples of the search without known values of the gradient, and largest batch in which it is tried."""
@@ -39,7 +39,7 @@ def add_same_batches(
 ) -> RecoveredExamples:
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
-    shared, forwards: as in `recovery.recover` and `recovery.add_separated`. get_templates: returns the known values of the
+    shared, forwards: as in `intersections.recover` and `relu_zeros.add_separated`. get_templates: returns the known values of the
     gradient (`build_templates`) for the update of a row space, given the space's index, or None. limits: lowest and highest
     normalised inputs, (F - 1,) each.
     """
@@ -55,13 +55,8 @@ def add_same_batches(
             rng,
             found.vectors[[group[0] in holders for holders in found.holders]],
         )
-        if not len(new) or not all(is_plausible(vector, *limits) for vector in new):
-            continue
-        new = new * torch.sign(new[:, -1:])
-        vectors, clearance = merge_equal(
-            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
-        )
-        found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+        if bool(mark_plausible(new, *limits).all()):
+            found = found.add(new, torch.inf, spaces)
     return found
 
 
@@ -69,7 +64,7 @@ def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Seque
     """Return groups of at least two row spaces that are equal, as ascending lists of their indices in `spaces`.
 
     rounds: indices in `spaces` of the row spaces to be grouped. Spaces of rank 0 or of full rank are left out.
-    shared: numbers of dimensions that spaces share, as `recovery.count_all_shared` returns them.
+    shared: numbers of dimensions that spaces share, as `row_space.count_all_shared` returns them.
     """
     groups: list[list[int]] = []
     for t in sorted(rounds):
@@ -93,7 +88,7 @@ def _separate_same_batch(
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 
-    A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
+    A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `relu_zeros.separate`. Examples are
     returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
     forwards: [W, b] (width, F) of each round.
     templates: for each round (K, width), the approximate gradient of one example's loss at the outputs of the hidden neurons that
@@ -148,10 +143,7 @@ def _fit_directions(found: Directions | None, factors: Factors, forward: Tensor)
         if not bool(torch.isfinite(p).all()):
             return nothing
         if residual <= MAX_RESIDUAL:
-            weighted = d / noise[:, None]
-            variance = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(d.dtype).tiny)
-            vectors: Tensor = p @ factors.basis / (ERROR_FACTOR * variance.sqrt()[:, None])
-            return vectors
+            return p @ factors.basis / estimate_errors(d, noise)[:, None]
     return nothing
 
 

@@ -23,9 +23,8 @@ from attacker.attacks.multi_round.spans.components import (
     mix_images,
     separate_images,
 )
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.mixed_spans import is_whole
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.layer_updates import convert_to_examples
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import make_factors
 from fedsim import data, models
@@ -152,7 +151,7 @@ def test_spaces_with_dimensions_hidden_by_noise_are_not_separated(
     gap: float, complete: bool, saturated: bool, whole: bool
 ) -> None:
     space = RowSpace(torch.ones(1, 4), torch.ones(3, 1), torch.ones(3), gap, saturated=saturated, complete=complete)
-    assert is_whole(space) == whole
+    assert space.is_whole == whole
 
 
 def test_components_open_clients_that_lone_rows_do_not() -> None:

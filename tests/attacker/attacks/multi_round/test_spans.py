@@ -10,12 +10,24 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
 from attacker.attacks.cases import UNNAMED_CLIENT
-from attacker.attacks.multi_round.spans import recovery
-from attacker.attacks.multi_round.spans.anonymous import group_rounds, group_updates
-from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
-from attacker.attacks.multi_round.spans.observed_layer import find_limits
-from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
-from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, compute_threshold, intersect
+from attacker.attacks.multi_round.spans import intersections
+from attacker.attacks.multi_round.spans.client_groups import group_rounds, group_updates
+from attacker.attacks.multi_round.spans.intersections import find_holders, merge_equal, recover
+from attacker.attacks.multi_round.spans.layer_updates import (
+    compute_decayed_share,
+    convert_to_examples,
+    explain_unlinear,
+    find_limits,
+    read_rows,
+)
+from attacker.attacks.multi_round.spans.row_space import (
+    Intersection,
+    RowSpace,
+    compute_row_space,
+    compute_threshold,
+    count_all_shared,
+    intersect,
+)
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
@@ -49,8 +61,8 @@ def make_client(
 def find_spaces(case: Case) -> list[RowSpace]:
     found = []
     for observation in case.observations:
-        seen = read_rows(observation, LAYER)
-        found.append(compute_row_space(seen.rows, seen.noise, observation.num_examples, seeded()))
+        rows, noise = read_rows(observation, LAYER)
+        found.append(compute_row_space(rows, noise, observation.num_examples, seeded()))
     return found
 
 
@@ -253,14 +265,14 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
     """Row spaces are intersected once per pair of rounds that share examples, and further only where some are not known yet."""
     order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]  # type: ignore[no-untyped-call]
     case, x, _ = make_client(tuple(tuple(rows.tolist()) for rows in order), examples=12)
-    spaces, calls, intersect_once = find_spaces(case), [0], recovery.intersect
+    spaces, calls, intersect_once = find_spaces(case), [0], intersections.intersect
 
     def count_calls(first: Tensor, second: Tensor) -> Intersection:
         calls[0] += 1
         return intersect_once(first, second)
 
     shared = count_all_shared(spaces, seeded())
-    monkeypatch.setattr(recovery, "intersect", count_calls)
+    monkeypatch.setattr(intersections, "intersect", count_calls)
     low, high = find_limits(DATA)
     found = recover(spaces, shared, low, high)
     assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
@@ -324,7 +336,7 @@ def test_two_updates_of_one_round_are_not_of_one_client() -> None:
 def test_random_inputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _, _ = make_client(TWO_EPOCHS, mode="train")
     monkeypatch.setattr(
-        "attacker.attacks.multi_round.spans.observed_layer.is_input_random", lambda spec, data, layer: layer == "1"
+        "attacker.attacks.multi_round.spans.layer_updates.is_input_random", lambda spec, data, layer: layer == "1"
     )
     with pytest.raises(ValueError, match="random numbers before layer 1, such as dropout"):
         spans()([case], rng=seeded())

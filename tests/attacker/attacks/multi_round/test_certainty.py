@@ -1,4 +1,4 @@
-"""Tests of doubts: mixtures of examples must not be certain, and examples must stay so."""
+"""Tests of certainty: mixtures of examples must not be certain, and examples must stay so."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case, spans
-from attacker.attacks.multi_round.spans.doubts import find_stored, measure_room, review, shows_example
-from attacker.attacks.multi_round.spans.layer_rows import join_parameters, read_rows
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.certainty import find_stored, measure_room, review, shows_example
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.layer_updates import join_parameters, read_rows
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer
 from fedsim.recording import DataSpec, ModelSpec
@@ -49,8 +49,7 @@ def batch() -> tuple[RowSpace, Tensor, Tensor]:
     """Return the row space of a batch of six images, the [W, b] that was sent, and the vectors [x, 1]."""
     x = torch.rand(6, *IMAGES.shape, generator=seeded(2))
     (observation,) = record(x, [list(range(6))], IMAGES, hidden=96).observations
-    seen = read_rows(observation, LAYER)
-    space = compute_row_space(seen.rows, seen.noise, 6, seeded())
+    space = compute_row_space(*read_rows(observation, LAYER), 6, seeded())
     vectors = torch.cat([x.flatten(1), torch.ones(6, 1)], dim=1).double()
     return space, join_parameters(observation.weights, LAYER), vectors
 
