@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.low_rank import Factors, whiten
 from attacker.attacks.closed_form.linear.sparse import Directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
@@ -50,22 +50,6 @@ class RefinedDirections(NamedTuple):
     replaced: Tensor
 
 
-class _Whitened(NamedTuple):
-    """The live rows of a gradient (M', R), whitened so that their mean square is 1 in each direction.
-
-    back: (R, R) matrix that maps directions from whitened coordinates to the coordinates of the factors.
-    """
-
-    rows: Tensor
-    back: Tensor
-
-    @staticmethod
-    def of(factors: Factors) -> "_Whitened":
-        left, value, right = torch.linalg.svd(factors.coordinates[factors.live], full_matrices=False)
-        scale = len(left) ** 0.5
-        return _Whitened(left * scale, right.T / value * scale)
-
-
 def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> RefinedDirections | None:
     """Return the directions of the R examples of a batch (see `Directions`), exact where enough zeros of the gradient show it.
 
@@ -75,26 +59,24 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
     """
     if p.shape != (factors.rank, factors.rank) or int(factors.live.sum()) < factors.rank + SPARE_ZEROS:
         return None
-    space = _Whitened.of(factors)
+    rows, back = whiten(factors)
     start, info = torch.linalg.inv_ex(p)
     if int(info) or not bool(torch.isfinite(start).all()):
         return None
-    start = torch.linalg.solve(space.back, start).T
+    start = torch.linalg.solve(back, start).T
     q = start = start / start.norm(dim=1, keepdim=True)
     pool, replaced = start[:0], torch.zeros(len(start), dtype=torch.bool, device=start.device)
     for number in range(MAX_ROUNDS):
-        p, info = torch.linalg.inv_ex(space.back @ q.T)
+        p, info = torch.linalg.inv_ex(back @ q.T)
         if int(info):
             return None
         z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
-        tried = torch.stack(
-            [_find_sparse(space.rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))]
-        )
-        pool = _keep_exact(torch.cat([pool, tried]), space.rows)
-        before, (q, replaced) = replaced, _fill(pool, start, space.rows, z)
+        tried = torch.stack([_find_sparse(rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))])
+        pool = _keep_exact(torch.cat([pool, tried]), rows)
+        before, (q, replaced) = replaced, _fill(pool, start, rows, z)
         if bool((replaced & before).all()):
             break
-    q = space.back @ q.T
+    q = back @ q.T
     q = _sharpen(q / q.norm(dim=0), replaced, factors)
     return RefinedDirections(Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0), replaced)
 

@@ -106,7 +106,7 @@ def _separate_same_batch(
         if templates is None:
             return sample(factors, forward, constant)
         values = torch.cat(list(templates), dim=1)
-        found = find_directions(factors, values, forward, rng, constant=constant, parts=len(spaces))
+        found = find_directions(factors, values, forward, rng, constant=constant, gradients=len(spaces))
         return sample(factors, forward, constant) if found is None else found
 
     def sample(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
