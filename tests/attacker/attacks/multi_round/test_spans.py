@@ -202,13 +202,6 @@ def test_vectors_that_agree_within_noise_are_merged() -> None:
     assert sorted(clearance.tolist()) == [2.0, 3.0]
 
 
-def test_holders_of_an_example_are_its_batches() -> None:
-    case, x, _ = make_client(TWO_EPOCHS)
-    spaces = find_spaces(case)
-    vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(9, 1)], dim=1).double() * 1e5
-    assert find_holders(vectors, spaces)[4] == (1, 4)
-
-
 def test_more_examples_than_neurons_are_refused() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [4]})
     order = (tuple(range(6)), (0, 6, 7, 8, 1, 2))
