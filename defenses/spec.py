@@ -185,8 +185,8 @@ def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     return spec
 
 
-def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
-    return next((value.choose_codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
+def _choose_inner_codec(step: Step, codec: CodecName) -> CodecName:
+    return next((value.choose_codec(codec) for _, value in step.arguments if isinstance(value, DefenseSpec)), codec)
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:

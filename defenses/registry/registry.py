@@ -52,11 +52,11 @@ class Registry(Generic[T]):
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
         return self._check(loaded, where)
 
-    def _check(self, loaded: Any, where: str) -> T:
-        """Return `loaded` if it has this registry's type; else raise ValueError. where: source of `loaded`, for messages."""
+    def _check(self, loaded: Any, source: str) -> T:
+        """Return `loaded` if it has this registry's type; else raise ValueError. source: source of `loaded`, for messages."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
-            raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
+            raise ValueError(f"{source} must be {wanted}, got {type(loaded).__name__}")
         found: T = loaded
         return found
 

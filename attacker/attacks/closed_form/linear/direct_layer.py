@@ -169,7 +169,7 @@ def _find_parts(rows: Tensor, inputs: Tensor) -> Tensor:
     return parts.T.masked_fill(missed, torch.nan)
 
 
-def _explain_parts(observed: StackedObservations, layer: DirectLayer, x: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+def _explain_parts(observed: StackedObservations, layer: DirectLayer, x: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     """Return the labels (N,) whose gradients are most similar in direction to the parts (N, M), and a mask of those that agree.
 
     A part agrees with a label if it is parallel to the label's gradient, up to MAX_TURNED, and if the gradients of the labels are
@@ -180,7 +180,7 @@ def _explain_parts(observed: StackedObservations, layer: DirectLayer, x: Tensor,
         every = observed.differentiate_outputs(layer.name, x)
     except Exception:  # a user's network may fail in any way, such as at batch normalisation of one example
         return y, explained
-    for k, part in enumerate(parts):
+    for k, part in enumerate(gradients):
         known = ~part.isnan()
         each, own = every[:, k, known], part[known]
         units = torch.nn.functional.normalize(each, dim=1)

@@ -165,17 +165,17 @@ def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, e
 
 
 def _fit_gradient(
-    gradient: LayerGradient, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor
+    gradient: LayerGradient, factors: Factors, x: Tensor, observed_on: Tensor, sure: Tensor
 ) -> tuple[Tensor, Tensor] | None:
     """Return inputs x (R, F'), up to a factor each, and gradients D (M, R) that explain the observed gradient, or None.
 
     D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors,
     until they explain the gradient up to its noise. If that fails and all examples are certain, x and D are fitted to the
     observed zeros instead, however well they explain the gradient.
-    x: starting point. seen: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
+    x: starting point. observed_on: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
     """
     rows, noise, live = gradient.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
-    there, on = x, seen
+    there, on = x, observed_on
     for _ in range(MAX_ALTERNATIONS):
         on = (gradient.weight @ (there / gradient.find_scales(there, on)[:, None]).T) > 0
         d, there, error = polish(rows, noise, on[live], there)
@@ -185,7 +185,7 @@ def _fit_gradient(
             return there, there.new_zeros(on.shape).index_put((live,), d)
     if not bool(sure.all()):
         return None
-    d, there, error = polish(rows, noise, seen[live], x)
+    d, there, error = polish(rows, noise, observed_on[live], x)
     return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
 
