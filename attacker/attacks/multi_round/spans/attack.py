@@ -16,7 +16,7 @@ from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
-from attacker.attacks.multi_round.spans.certainty import judge_certainty, label_examples, review
+from attacker.attacks.multi_round.spans.certainty import judge_certainty, judge_clearance, label_examples
 from attacker.attacks.multi_round.spans.client_groups import group_updates
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, list_mixed_batches
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, recover
@@ -90,12 +90,12 @@ class Spans:
         if self.relu:
             found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
         exact = len(found.vectors)
-        found = review(found, spaces, forwards, data)
+        found = judge_clearance(found, spaces, forwards, data)
         if self.components:
             unopened = list_mixed_batches(found, spaces, shared, forwards, data)
             found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
-            found = append_estimates(review(found, spaces, forwards, data), estimates)
+            found = append_estimates(judge_clearance(found, spaces, forwards, data), estimates)
         notes = _describe(spaces, shared, isolated, exact)
         if self.components:
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")

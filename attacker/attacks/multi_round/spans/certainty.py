@@ -61,7 +61,7 @@ def judge_certainty(found: RecoveredExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def review(
+def judge_clearance(
     found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], data: DataSpec
 ) -> RecoveredExamples:
     """Return the examples, with clearance 0 for those that may be mixtures, and infinite for those that are 8-bit images.
@@ -73,11 +73,11 @@ def review(
     if not len(found.vectors):
         return found
     found = doubt_dependent(found, spaces)
-    stored = find_stored(found, data)
+    stored = find_eight_bit(found, data)
     clearance = torch.where(stored, torch.inf, found.clearance)
     if bool(stored.any()):
         clearance = clearance.masked_fill(~stored, 0.0)
-    room = found.vectors.shape[1] if data.is_image else measure_room(spaces)
+    dimension = found.vectors.shape[1] if data.is_image else measure_union(spaces)
     sent: dict[int, Tensor] = {}
     for i, holders in enumerate(found.holders):
         if not MIN_CLEARANCE <= float(clearance[i]) < torch.inf:
@@ -93,12 +93,12 @@ def review(
             continue
         own = [spaces[t] for t in holders]
         by_rows = float(clearance[i]) == PARALLEL_CLEARANCE and any(space.complete for space in own)
-        if any(test is not None for test in tests) or not (by_rows or _has_room(own, room)):
+        if any(test is not None for test in tests) or not (by_rows or _exceeds_chance(own, dimension)):
             clearance[i] = 0.0
     return replace(found, clearance=clearance)
 
 
-def find_stored(found: RecoveredExamples, data: DataSpec) -> Tensor:
+def find_eight_bit(found: RecoveredExamples, data: DataSpec) -> Tensor:
     """Return a mask (N,) of the examples that are 8-bit images (`is_eight_bit`) and have an error of at most MAX_CERTAIN_ERROR.
 
     It is False for all if the data are no images.
@@ -134,13 +134,13 @@ def shows_example(space: RowSpace, forward: Tensor, vector: Tensor) -> bool | No
     return bool(((on @ right[-1]).abs() > ZERO_LEVEL).all())
 
 
-def _has_room(spaces: Sequence[RowSpace], room: int) -> bool:
-    """Return whether there are two `complete` spaces, and the two smallest ranks of complete ones add up to at most `room`."""
+def _exceeds_chance(spaces: Sequence[RowSpace], dimension: int) -> bool:
+    """Return whether there are two `complete` spaces, and the two smallest ranks of these add up to at most `dimension`."""
     ranks = sorted(space.rank for space in spaces if space.complete)
-    return len(ranks) > 1 and sum(ranks[:2]) <= room
+    return len(ranks) > 1 and sum(ranks[:2]) <= dimension
 
 
-def measure_room(spaces: Sequence[RowSpace]) -> int:
+def measure_union(spaces: Sequence[RowSpace]) -> int:
     """Return the dimension of the span of the first MAX_UNION_SPACES row spaces together; saturated ones are left out.
 
     Two of these spaces whose ranks add up to more than this dimension intersect by chance, even if their batches share no

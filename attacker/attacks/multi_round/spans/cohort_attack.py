@@ -11,7 +11,7 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.disaggregation import attack_solved_sums
-from attacker.attacks.multi_round.spans.certainty import CERTAIN, judge_certainty, label_examples, review
+from attacker.attacks.multi_round.spans.certainty import CERTAIN, judge_certainty, judge_clearance, label_examples
 from attacker.attacks.multi_round.spans.client_groups import group_by_client
 from attacker.attacks.multi_round.spans.cohorts import (
     ClientPart,
@@ -106,11 +106,11 @@ class CohortSpans:
         notes = _describe(spaces, clients, cohorts)
         found = self._separate(first, data, spaces, parts)
         forwards = list_forwards(case, layer)
-        found = review(found, spaces, forwards, data)
+        found = judge_clearance(found, spaces, forwards, data)
         if self.components:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
             found, estimates = add_components(found, mixed, spaces, data, seed_generator(rng, case, "components"))
-            found = append_estimates(review(found, spaces, forwards, data), estimates)
+            found = append_estimates(judge_clearance(found, spaces, forwards, data), estimates)
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         if not len(found.vectors):
             raise ValueError(
