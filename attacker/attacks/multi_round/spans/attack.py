@@ -4,7 +4,7 @@ The row space of an update, a matrix with one row per neuron, is spanned by the 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -21,10 +21,10 @@ from attacker.attacks.multi_round.spans.client_groups import group_updates
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates, list_mixed_batches
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, recover
 from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
     compute_spaces,
     convert_to_examples,
     find_chain,
-    find_limits,
     list_forwards,
     require_input_layer,
 )
@@ -36,7 +36,6 @@ from attacker.attacks.needs import Need
 from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
-from fedsim.recording.observation import DataSpec
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
@@ -82,20 +81,20 @@ class Spans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
-        data = layer.specify_input(first.data)
         spaces = compute_spaces(case, layer, rng, progress, self.device)
+        updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        found, forwards = recover(spaces, shared, *find_limits(data)), list_forwards(case, layer)
+        found = recover(updates, shared)
         isolated = len(found.vectors)
         if self.relu:
-            found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
+            found = _add_by_zeros(found, case, updates, shared, rng)
         exact = len(found.vectors)
-        found = judge_clearance(found, spaces, forwards, data)
+        found = judge_clearance(found, updates)
         if self.components:
-            unopened = list_mixed_batches(found, spaces, shared, forwards, data)
-            found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
+            unopened = list_mixed_batches(found, updates, shared)
+            found, estimates = add_components(found, unopened, updates, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
-            found = append_estimates(judge_clearance(found, spaces, forwards, data), estimates)
+            found = append_estimates(judge_clearance(found, updates), estimates)
         notes = _describe(spaces, shared, isolated, exact)
         if self.components:
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
@@ -113,7 +112,7 @@ class Spans:
             notes = (*notes, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, data),
+            convert_to_examples(found.vectors, updates.data),
             labels,
             attack=self.name,
             rng=rng,
@@ -146,37 +145,20 @@ def spans(*, relu: bool = True, components: bool = True, anonymous: bool = False
 
 
 def _add_by_zeros(
-    found: RecoveredExamples,
-    case: Case,
-    data: DataSpec,
-    spaces: Sequence[RowSpace],
-    shared: Tensor,
-    forwards: Mapping[int, Callable[[], Tensor]],
-    rng: Generator,
+    found: RecoveredExamples, case: Case, updates: LayerUpdates, shared: Tensor, rng: Generator
 ) -> RecoveredExamples:
-    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`.
-
-    data: specification of the input of the layer, see `InputLayer.specify_input`.
-    """
-    first, (low, high) = case.observations[0], find_limits(data)
-    parallel = has_independent_errors(first, find_chain(first))
-    found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
-    if not forwards:
+    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`."""
+    first = case.observations[0]
+    chain = find_chain(first)
+    found = add_lone_rows(found, updates, parallel=has_independent_errors(first, chain))
+    if not updates.forwards:
         return found
-    found = add_separated(found, spaces, forwards, low, high)
-    own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
-    return add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
+    found = add_separated(found, updates)
 
+    def get_templates(t: int) -> Tensor | None:
+        return None if chain is None else build_templates(chain, case.observations[t].weights, updates.limits)
 
-def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
-    """Return a function from the index of an observation to the templates of `build_templates`, (labels, neurons), or to None.
-
-    A template is the approximate derivative of the loss by the outputs of the first layer, at neurons that are on, for an example
-    of a given label. The function returns None if `build_templates` does, or if the network is not a chain of layers.
-    low, high: normalised inputs of an example of all zeros and of one of all ones.
-    """
-    chain = find_chain(case.observations[0])
-    return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
+    return add_same_batches(found, updates, shared, get_templates, seed_generator(rng, case, "same batch"))
 
 
 def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:

@@ -8,7 +8,7 @@ whole span of their batches' examples, and if their ranks add up to at most the 
 of the ranks is larger, they intersect by chance. And of examples that depend linearly on each other, one is a mixture.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -18,7 +18,7 @@ from attacker.attacks.cases import Case
 from attacker.attacks.closed_form.linear.batch_labels import AssignedLabels, assign_labels
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
-from attacker.attacks.multi_round.spans.layer_updates import convert_to_examples, find_chain
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples, find_chain
 from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE
 from attacker.attacks.multi_round.spans.relu_zeros import ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
@@ -61,17 +61,14 @@ def judge_certainty(found: RecoveredExamples) -> Tensor:
     return torch.where(sure, CERTAIN, torch.nan).float()
 
 
-def judge_clearance(
-    found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], data: DataSpec
-) -> RecoveredExamples:
+def judge_clearance(found: RecoveredExamples, updates: LayerUpdates) -> RecoveredExamples:
     """Return the examples, with clearance 0 for those that may be mixtures, and infinite for those that are 8-bit images.
 
     If some are 8-bit images, all others have clearance 0.
-    forwards: dict from the index of each row space whose update is one step on a layer with ReLU to a function that returns the
-    [W, b] that was sent.
     """
     if not len(found.vectors):
         return found
+    spaces, forwards, data = updates.spaces, updates.forwards, updates.data
     found = doubt_dependent(found, spaces)
     stored = find_eight_bit(found, data)
     clearance = torch.where(stored, torch.inf, found.clearance)

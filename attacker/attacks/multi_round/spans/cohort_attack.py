@@ -25,10 +25,10 @@ from attacker.attacks.multi_round.spans.cohorts import (
 from attacker.attacks.multi_round.spans.components import add_components, append_estimates
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
 from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
     compute_spaces,
     convert_to_examples,
     find_chain,
-    find_limits,
     join_parameters,
     list_forwards,
     precedes_relu,
@@ -43,7 +43,7 @@ from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import DataSpec, Observation
+from fedsim.recording.observation import Observation
 
 SUM_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM})
 COHORT_NEEDS = SUM_NEEDS | {Need.INPUT_LAYER}
@@ -94,7 +94,6 @@ class CohortSpans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
-        data = layer.specify_input(first.data)
         bounded = Case(
             tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations),
             links=case.links,
@@ -104,13 +103,13 @@ class CohortSpans:
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
         parts = split_sums(spaces, cohorts, clients)
         notes = _describe(spaces, clients, cohorts)
-        found = self._separate(first, data, spaces, parts)
-        forwards = list_forwards(case, layer)
-        found = judge_clearance(found, spaces, forwards, data)
+        updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
+        found = self._separate(first, updates, parts)
+        found = judge_clearance(found, updates)
         if self.components:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
-            found, estimates = add_components(found, mixed, spaces, data, seed_generator(rng, case, "components"))
-            found = append_estimates(judge_clearance(found, spaces, forwards, data), estimates)
+            found, estimates = add_components(found, mixed, updates, seed_generator(rng, case, "components"))
+            found = append_estimates(judge_clearance(found, updates), estimates)
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         if not len(found.vectors):
             raise ValueError(
@@ -123,7 +122,7 @@ class CohortSpans:
         note = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, data),
+            convert_to_examples(found.vectors, updates.data),
             label_examples(bounded, layer, found).y,
             attack=self.name,
             rng=rng,
@@ -139,14 +138,9 @@ class CohortSpans:
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
         )
 
-    def _separate(
-        self, first: Observation, data: DataSpec, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]
-    ) -> RecoveredExamples:
-        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums.
-
-        data: specification of the input of the layer, see `InputLayer.specify_input`.
-        """
-        low, high = find_limits(data)
+    def _separate(self, first: Observation, updates: LayerUpdates, parts: Mapping[str, ClientPart]) -> RecoveredExamples:
+        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums."""
+        spaces, (low, high) = updates.spaces, updates.limits
         parallel = has_independent_errors(first, find_chain(first))
         candidates = []
         for part in parts.values():
@@ -161,7 +155,7 @@ class CohortSpans:
         if not candidates:
             return nothing
         vectors, clearance = (torch.cat(each) for each in zip(*candidates, strict=True))
-        plausible = mark_plausible(vectors, low, high)
+        plausible = mark_plausible(vectors, updates.limits)
         return nothing.add(vectors[plausible], clearance[plausible], spaces)
 
 

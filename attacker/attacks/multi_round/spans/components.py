@@ -9,7 +9,7 @@ The same image may be in several spans. Its copies are recognised by the differe
 correlate between different images.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,9 +26,9 @@ from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.multi_round.spans.certainty import MAX_CERTAIN_ERROR
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
-from attacker.attacks.multi_round.spans.layer_updates import convert_to_examples
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples
 from attacker.attacks.multi_round.spans.relu_zeros import MAX_RESIDUAL, estimate_errors
-from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect, orthonormalise
+from attacker.attacks.multi_round.spans.row_space import intersect, orthonormalise
 from attacker.attacks.multi_round.spans.same_batch import make_factors, stack_spaces
 from fedsim.recording.observation import DataSpec
 
@@ -98,19 +98,14 @@ def span_vectors(y: Tensor) -> Factors:
     return make_factors(basis.new_zeros(0, len(basis)), basis, basis.new_zeros(0))
 
 
-def list_mixed_batches(
-    found: RecoveredExamples,
-    spaces: Sequence[RowSpace],
-    shared: Tensor,
-    forwards: Mapping[int, Callable[[], Tensor]],
-    data: DataSpec,
-) -> list[MixedImages]:
+def list_mixed_batches(found: RecoveredExamples, updates: LayerUpdates, shared: Tensor) -> list[MixedImages]:
     """Return the spans of batches of which some images are not known, and their intersections of at least two dimensions.
 
     Spans that independent component analysis cannot separate (`is_separable`) are left out, and those of row spaces that are not
     whole (`RowSpace.is_whole`).
-    shared: from `count_all_shared`. forwards: from `list_forwards`; the rows of an update without an entry in it are not used.
+    shared: from `count_all_shared`. The rows of updates without an entry in `LayerUpdates.forwards` are not used.
     """
+    spaces, forwards, data = updates.spaces, updates.forwards, updates.data
     known, held = find_known(found).tolist(), torch.zeros(len(spaces), len(found.vectors), dtype=torch.long)
     for i, holders in enumerate(found.holders):
         held[list(holders), i] = int(known[i])
@@ -135,13 +130,14 @@ def find_known(found: RecoveredExamples) -> Tensor:
 
 
 def add_components(
-    found: RecoveredExamples, mixed: Sequence[MixedImages], spaces: Sequence[RowSpace], data: DataSpec, rng: Generator
+    found: RecoveredExamples, mixed: Sequence[MixedImages], updates: LayerUpdates, rng: Generator
 ) -> tuple[RecoveredExamples, EstimatedImages]:
     """Return the examples found and exact images that ICA and zeros of ReLU show in spans, and estimates of other images.
 
     mixed: spans; small ones come first, and a span is skipped if its images are known (`find_known`) or estimated already.
     Of an image in several spans of one size, the estimate is the median.
     """
+    spaces, data = updates.spaces, updates.data
     groups: list[_Copies] = []
     for span in sorted(mixed, key=lambda span: len(span.basis)):
         rank = len(span.basis)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
 from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_threshold, intersect
 
 RANGE_SLACK = 0.02
@@ -63,16 +64,17 @@ class RecoveredExamples:
         return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
 
 
-def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> RecoveredExamples:
+def recover(updates: LayerUpdates, shared: Tensor) -> RecoveredExamples:
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
     Pairs of spaces that share one dimension come first. A pair that shares several dimensions is intersected with further spaces
     only if fewer examples of the pair are known than the pair shares, so that the cost grows with the number of pairs.
-    shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `mark_plausible`.
+    shared: as `count_all_shared` returns it.
     """
+    spaces, features = updates.spaces, len(updates.limits[0]) + 1
     pairs = [(i, j) for i, j in torch.combinations(torch.arange(len(spaces))).tolist() if shared[i, j]]
     lines = [intersect(spaces[i].y, spaces[j].y) for i, j in pairs if shared[i, j] == 1]
-    found = _collect_examples([line for line in lines if bool(mark_plausible(line.y, low, high))], spaces, len(low) + 1)
+    found = _collect_examples([line for line in lines if bool(mark_plausible(line.y, updates.limits))], spaces, features)
     fresh: list[Intersection] = []
     unit = found.vectors / found.vectors.norm(dim=1, keepdim=True)
     held = _mark_holders(found.holders, len(spaces))
@@ -80,13 +82,13 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
         if int((held[:, i] & held[:, j]).sum()) >= shared[i, j]:
             continue
         lines = _split_into_lines(intersect(spaces[i].y, spaces[j].y), spaces, shared, (i, j))
-        for line in (line for line in lines if bool(mark_plausible(line.y, low, high))):
+        for line in (line for line in lines if bool(mark_plausible(line.y, updates.limits))):
             fresh.append(line)
             vector = line.y[0] / line.y[0].norm()
             if not bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any()):
                 unit = torch.cat([unit, vector[None]])
                 held = torch.cat([held, _mark_holders(find_holders(line.y[:1], spaces), len(spaces))])
-    more = _collect_examples(fresh, spaces, len(low) + 1)
+    more = _collect_examples(fresh, spaces, features)
     return found.add(more.vectors, more.clearance, spaces)
 
 
@@ -127,12 +129,13 @@ def _split_into_lines(
     return lines
 
 
-def mark_plausible(vectors: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def mark_plausible(vectors: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
     """Return a mask (N,) of the vectors (N, F) that can be multiples of [x, 1] of examples x, with noise of standard deviation 1.
 
-    A vector can be one if its last entry, the factor of [x, 1], is above the noise, and the entries of x are in the range `low`
-    to `high` of the data, with a tolerance of six standard deviations and RANGE_SLACK of the range.
+    A vector can be one if its last entry, the factor of [x, 1], is above the noise, and the entries of x are within the
+    limits of the data (`LayerUpdates.limits`), with a tolerance of six standard deviations and RANGE_SLACK of their distance.
     """
+    low, high = limits
     scale, features = vectors[:, -1:], vectors.shape[1]
     x, error = vectors[:, :-1] / scale, 6 / scale.abs()
     slack = RANGE_SLACK * (high - low) + error * (1 + x.abs())

@@ -5,8 +5,9 @@ used, and c is the share of the weights that weight decay removed. Adding c [W, 
 whose length, the number of inputs plus 1, is F.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import torch
@@ -25,6 +26,28 @@ from fedsim import models
 from fedsim.recording import codec
 from fedsim.recording.observation import DataSpec, Observation
 from fedsim.recording.training import Training
+
+
+@dataclass(frozen=True)
+class LayerUpdates:
+    """The updates of the input layer in the observations of a case.
+
+    spaces:   row space of each update.
+    forwards: dict from the index of each update of one local step to a function that loads the [W, b] (width, F) before the step.
+              It is empty unless the layer is the network's first one, and is followed by ReLU.
+    data:     specification of the layer's input, see `InputLayer.specify_input`.
+    """
+
+    spaces: Sequence[RowSpace]
+    forwards: Mapping[int, Callable[[], Tensor]]
+    data: DataSpec
+
+    @cached_property
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """The flattened normalised inputs, (F - 1,) each, of an example of all zeros and of one of all ones."""
+        values = (torch.full(self.data.shape, value, dtype=torch.float64) for value in (0.0, 1.0))
+        low, high = (self.data.normalise(value).flatten() for value in values)
+        return low, high
 
 
 def require_input_layer(observation: Observation) -> InputLayer:
@@ -126,12 +149,6 @@ def convert_to_examples(vectors: Tensor, data: DataSpec) -> Tensor:
     """
     assert vectors.shape[1] == prod(data.shape) + 1
     return data.denormalise((vectors[:, :-1] / vectors[:, -1:]).reshape(-1, *data.shape))
-
-
-def find_limits(data: DataSpec) -> tuple[Tensor, Tensor]:
-    """Return the flattened normalised inputs, (F - 1,) each, of an example of all zeros and of one of all ones."""
-    low, high = (data.normalise(torch.full(data.shape, value, dtype=torch.float64)).flatten() for value in (0.0, 1.0))
-    return low, high
 
 
 def list_forwards(case: Case, layer: InputLayer) -> Mapping[int, Callable[[], Tensor]]:

@@ -10,14 +10,13 @@ also found, so that parallel rows do not make such examples certain (`certainty.
 Units of noise are those of `row_space`: the entries of a vector have noise of standard deviation 1.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from attacker.attacks.closed_form.linear.isolation import group_parallel_rows
 from attacker.attacks.confidence.eight_bit import LEVELS, is_eight_bit
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
 from attacker.attacks.multi_round.spans.relu_zeros import ERROR_FACTOR, ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.networks.chain import Chain
@@ -40,19 +39,18 @@ def has_independent_errors(observation: Observation, chain: Chain | None) -> boo
     return observation.data.num_classes > 2 and not narrow
 
 
-def add_lone_rows(
-    found: RecoveredExamples, spaces: Sequence[RowSpace], low: Tensor, high: Tensor, *, parallel: bool, images: bool
-) -> RecoveredExamples:
+def add_lone_rows(found: RecoveredExamples, updates: LayerUpdates, *, parallel: bool) -> RecoveredExamples:
     """Return the examples found so far, and those that alone turn on neurons in one of the updates, each example once.
 
-    Only vectors that can be examples are added (`mark_plausible`). low, high, parallel, images: as for `find_lone_rows`.
+    Only vectors that can be examples are added (`mark_plausible`). parallel: as for `find_lone_rows`.
     """
-    rows = [find_lone_rows(space, low, high, parallel=parallel, images=images) for space in spaces if space.rank]
+    images = updates.data.is_image
+    rows = [find_lone_rows(space, *updates.limits, parallel=parallel, images=images) for space in updates.spaces if space.rank]
     if not rows:
         return found
     vectors, clearance = (torch.cat(each) for each in zip(*rows, strict=True))
-    plausible = mark_plausible(vectors, low, high)
-    return found.add(vectors[plausible], clearance[plausible], spaces)
+    plausible = mark_plausible(vectors, updates.limits)
+    return found.add(vectors[plausible], clearance[plausible], updates.spaces)
 
 
 def find_lone_rows(space: RowSpace, low: Tensor, high: Tensor, *, parallel: bool, images: bool = True) -> tuple[Tensor, Tensor]:

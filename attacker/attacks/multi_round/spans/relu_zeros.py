@@ -7,8 +7,6 @@ example only has a row parallel to its z_u N, which gives Z_u N and D_u. What is
 multiples G of known examples, which follow from the neurons that are off for a known example, where its row of D is zero.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -16,6 +14,7 @@ from attacker.attacks.closed_form.linear.isolation import group_parallel_rows, s
 from attacker.attacks.closed_form.linear.low_rank import polish
 from attacker.attacks.closed_form.linear.zeros import compute_zero_threshold
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
 from attacker.attacks.multi_round.spans.row_space import RowSpace, orthonormalise
 
 MAX_RESIDUAL = 3.0
@@ -35,41 +34,32 @@ MIN_EQUATIONS = 3
 """Smallest number of neurons per unknown multiple of a known example."""
 
 
-def add_separated(
-    found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
-) -> RecoveredExamples:
+def add_separated(found: RecoveredExamples, updates: LayerUpdates) -> RecoveredExamples:
     """Return the examples found, together with those that follow from the zeros of ReLU in batches with few unknown examples.
 
-    forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
-    before the step. Batches with the fewest unknown examples come first. Every example that is found is then known in all other
-    batches that contain it, and these batches are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
+    Batches with the fewest unknown examples come first. Every example that is found is then known in all other batches that
+    contain it, and these batches are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
     """
     tried: dict[int, int] = {}
-    while (separated := _separate_next(found, spaces, forwards, tried, low, high)) is not None:
-        found = found.add(*separated, spaces)
+    while (separated := _separate_next(found, updates, tried)) is not None:
+        found = found.add(*separated, updates.spaces)
     return found
 
 
-def _separate_next(
-    found: RecoveredExamples,
-    spaces: Sequence[RowSpace],
-    forwards: Mapping[int, Callable[[], Tensor]],
-    tried: dict[int, int],
-    low: Tensor,
-    high: Tensor,
-) -> tuple[Tensor, float] | None:
+def _separate_next(found: RecoveredExamples, updates: LayerUpdates, tried: dict[int, int]) -> tuple[Tensor, float] | None:
     """Return the new examples, as vectors [x, 1], of the first batch that yields some, and their clearance; None if none does.
 
     tried: dict from the index of a batch to the number of its examples that were known when it was last tried; it is updated, and
-    a batch is tried again only if more of its examples are known now. Other arguments: as for `add_separated`.
+    a batch is tried again only if more of its examples are known now.
     """
+    spaces, forwards = updates.spaces, updates.forwards
     known = {t: [i for i, holders in enumerate(found.holders) if t in holders] for t in forwards}
     waiting = sorted((spaces[t].rank - len(known[t]), t) for t in forwards if tried.get(t) != len(known[t]))
     for unknown, t in waiting:
         tried[t] = len(known[t])
         if 0 < unknown <= MAX_UNKNOWN:
             new = separate(spaces[t], forwards[t](), found.vectors[known[t]])
-            if len(new) and bool(mark_plausible(new, low, high).all()):
+            if len(new) and bool(mark_plausible(new, updates.limits).all()):
                 return new, _judge_zeros(spaces[t])
     return None
 

@@ -6,7 +6,7 @@ gradient show in one round (`closed_form.linear.constant_modulus`) need not be s
 then determine its direction. SPEAR and SPEAR++ (see `constant_modulus`) recover a batch from a single gradient.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +17,7 @@ from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, p
 from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
 from attacker.attacks.multi_round.spans.relu_zeros import MAX_RESIDUAL, estimate_errors
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 
@@ -30,32 +31,31 @@ MAX_ALTERNATIONS = 4
 
 def add_same_batches(
     found: RecoveredExamples,
-    spaces: Sequence[RowSpace],
+    updates: LayerUpdates,
     shared: Tensor,
-    forwards: Mapping[int, Callable[[], Tensor]],
     get_templates: Callable[[int], Tensor | None],
-    limits: tuple[Tensor, Tensor],
     rng: Generator,
 ) -> RecoveredExamples:
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
-    shared, forwards: as in `intersections.recover` and `relu_zeros.add_separated`. get_templates: returns the known values of the
-    gradient (`build_templates`) for the update of a row space, given the space's index, or None. limits: lowest and highest
-    normalised inputs, (F - 1,) each.
+    shared: as for `intersections.recover`. get_templates: returns the known values of the gradient (`build_templates`) for the
+    update of a row space, given the space's index, or None.
     """
+    spaces, forwards = updates.spaces, updates.forwards
     for group in group_same_batches(spaces, shared, list(forwards)):
-        if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
+        is_known = [group[0] in holders for holders in found.holders]
+        if sum(is_known) >= spaces[group[0]].rank:
             continue
         values = [get_templates(t) for t in group]
-        known = [value for value in values if value is not None]
+        templates = [value for value in values if value is not None]
         new = _separate_same_batch(
             [spaces[t] for t in group],
             [forwards[t]() for t in group],
-            known if len(known) == len(values) else None,
+            templates if len(templates) == len(values) else None,
             rng,
-            found.vectors[[group[0] in holders for holders in found.holders]],
+            found.vectors[is_known],
         )
-        if bool(mark_plausible(new, *limits).all()):
+        if bool(mark_plausible(new, updates.limits).all()):
             found = found.add(new, torch.inf, spaces)
     return found
 
@@ -84,7 +84,7 @@ def _separate_same_batch(
     forwards: Sequence[Tensor],
     templates: Sequence[Tensor] | None,
     rng: Generator,
-    known: Tensor | None,
+    known: Tensor,
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 
@@ -119,7 +119,7 @@ def _separate_same_batch(
         return found if sure else find(factors, forward, constant)
 
     vectors = _fit_directions(find(factors, forward, constant), factors, forward)
-    if len(vectors) or known is None or not len(known):
+    if len(vectors) or not len(known):
         return vectors
     beside = find_beside(factors, known @ factors.basis.T, forward, constant, find_others)
     return _fit_directions(beside, factors, forward)

@@ -11,7 +11,7 @@ from torch import Tensor
 from attacker.attacks import Case, spans
 from attacker.attacks.multi_round.spans.certainty import find_eight_bit, judge_clearance, measure_union, shows_example
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
-from attacker.attacks.multi_round.spans.layer_updates import join_parameters, read_rows
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer
 from fedsim.recording import DataSpec, ModelSpec
@@ -120,7 +120,7 @@ def test_answer_off_the_grid_of_other_images_is_undecided() -> None:
     vectors = 1e7 * torch.cat([x, torch.ones(3, 1)], dim=1)
     found = RecoveredExamples(vectors, torch.full((3,), 1e5, dtype=torch.float64), ((), (), ()))
     assert find_eight_bit(found, IMAGES).tolist() == [True, True, False]
-    assert judge_clearance(found, [], {}, IMAGES).clearance.tolist() == [torch.inf, torch.inf, 0.0]
+    assert judge_clearance(found, LayerUpdates([], {}, IMAGES)).clearance.tolist() == [torch.inf, torch.inf, 0.0]
 
 
 def test_equal_sums_of_near_duplicates_are_undecided() -> None:

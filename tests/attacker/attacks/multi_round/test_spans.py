@@ -14,10 +14,10 @@ from attacker.attacks.multi_round.spans import intersections
 from attacker.attacks.multi_round.spans.client_groups import group_rounds, group_updates
 from attacker.attacks.multi_round.spans.intersections import find_holders, merge_equal, recover
 from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
     compute_decayed_share,
     convert_to_examples,
     explain_unlinear,
-    find_limits,
     read_rows,
 )
 from attacker.attacks.multi_round.spans.row_space import (
@@ -127,12 +127,11 @@ def test_three_batches_separate_what_two_share() -> None:
     order = ((0, 1, 2), (0, 1, 3), (0, 4, 5), (1, 6, 7))
     case, *_ = make_client(order)
     spaces = find_spaces(case)
-    low, high = torch.full((64,), -10.0, dtype=torch.float64), torch.full((64,), 10.0, dtype=torch.float64)
     shared = count_all_shared(spaces, seeded())
     assert shared[0, 1] == 2
-    found = recover(spaces, shared, low, high)
+    found = recover(LayerUpdates(spaces, {}, DATA), shared)
     assert sorted(found.holders) == [(0, 1, 2), (0, 1, 3)]
-    two = recover(spaces[:2], shared[:2, :2], low, high)
+    two = recover(LayerUpdates(spaces[:2], {}, DATA), shared[:2, :2])
     assert len(two.vectors) == 0
 
 
@@ -266,8 +265,7 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
 
     shared = count_all_shared(spaces, seeded())
     monkeypatch.setattr(intersections, "intersect", count_calls)
-    low, high = find_limits(DATA)
-    found = recover(spaces, shared, low, high)
+    found = recover(LayerUpdates(spaces, {}, DATA), shared)
     assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
     assert calls[0] <= int((shared.triu(1) > 0).sum())
 
