@@ -4,8 +4,8 @@ The update [dW, db] = D^T [X, 1] of a layer z = W x + b is a sum of outer produc
 (`layer_updates`), so that its row space (`row_space`) is the span of their vectors [x, 1], of length F. Examples follow from
 
 - directions that the row spaces of several rounds share (`intersections`);
-- zeros of D behind ReLU: rows of one example (`lone_rows`), the remaining examples of a batch (`relu_zeros`), and batches that
-  several rounds share as a whole (`same_batch`);
+- zeros of D behind ReLU: rows of one example and the remaining examples of a batch (`relu_zeros`), and batches that several
+  rounds share as a whole (`same_batch`);
 - independent component analysis, for images (`components`).
 
 `certainty` tells examples from mixtures, and labels them. `client_groups` groups what belongs to one client. `cohorts` isolates

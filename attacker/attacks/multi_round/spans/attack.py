@@ -28,8 +28,7 @@ from attacker.attacks.multi_round.spans.layer_updates import (
     list_forwards,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
-from attacker.attacks.multi_round.spans.relu_zeros import add_separated
+from attacker.attacks.multi_round.spans.relu_zeros import add_lone_rows, add_separated, has_independent_errors
 from attacker.attacks.multi_round.spans.row_space import RowSpace, count_all_shared
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
@@ -48,8 +47,8 @@ class Spans:
     With `UNNAMED_NEEDS`, a case holds the updates of all clients without their names. The attack then also groups the updates by
     client.
 
-    relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
-             by the zeros of ReLU (`relu_zeros`; `same_batch` for batches that several rounds share as a whole).
+    relu:    whether to look also for examples by the zeros of ReLU: those that alone turn on neurons, and the remaining ones of a
+             batch (`relu_zeros`); and batches that several rounds share as a whole (`same_batch`).
     components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
              opens.
     sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.

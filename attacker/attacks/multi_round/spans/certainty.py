@@ -19,8 +19,7 @@ from attacker.attacks.closed_form.linear.batch_labels import AssignedLabels, ass
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
 from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples, find_chain
-from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE
-from attacker.attacks.multi_round.spans.relu_zeros import ZERO_LEVEL
+from attacker.attacks.multi_round.spans.relu_zeros import PARALLEL_CLEARANCE, ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
 from attacker.attacks.networks.input_layer import InputLayer
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule

@@ -34,8 +34,12 @@ from attacker.attacks.multi_round.spans.layer_updates import (
     precedes_relu,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.lone_rows import PARALLEL_CLEARANCE, find_lone_rows, has_independent_errors
-from attacker.attacks.multi_round.spans.relu_zeros import separate_by_zeros
+from attacker.attacks.multi_round.spans.relu_zeros import (
+    PARALLEL_CLEARANCE,
+    find_lone_rows,
+    has_independent_errors,
+    separate_by_zeros,
+)
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
