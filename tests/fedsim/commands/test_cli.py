@@ -2,7 +2,6 @@
 
 import json
 import re
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,14 +213,3 @@ def test_resources_that_the_machine_lacks_end_a_ray_run_at_once(small: Path) -> 
     assert refused.exit_code == 1
     assert "--client-cpus must be above 0" in words(refused.stderr)
     assert not (small.parent / "out").exists()
-
-
-# --- show and list ---
-
-
-def test_only_the_owner_can_read_the_folder_of_a_run(small: Path) -> None:
-    run()
-    assert stat.S_IMODE((small.parent / "out").stat().st_mode) == 0o700
-
-
-# --- misspelt names, versions and completion ---
