@@ -96,15 +96,15 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def read_source(thing: Any) -> str:
-    """Return the source that the docstring of `thing` cites, or "": the text after "Source:" to the end of its paragraph.
+def read_source(documented: Any) -> str:
+    """Return the source that the docstring of `documented` cites, or "": the text after "Source:" to the end of its paragraph.
 
     This text is joined into one line, without a full stop at its end.
     """
-    _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
+    _, marked, rest = (inspect.getdoc(documented) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
 
 
-def read_summary(thing: Any) -> str:
-    """Return the first line of the docstring of `thing`; "" without a docstring."""
-    return (inspect.getdoc(thing) or "").split("\n", 1)[0]
+def read_summary(documented: Any) -> str:
+    """Return the first line of the docstring of `documented`; "" without a docstring."""
+    return (inspect.getdoc(documented) or "").split("\n", 1)[0]

@@ -73,7 +73,7 @@ class LabelledExamples:
     mixed: Tensor
 
 
-def explain(
+def explain_batch(
     chain: Chain,
     weights: Tensors,
     loss: str,

@@ -27,7 +27,7 @@ SPARE_ROWS = 4
 """Number of rows beyond the rank that must be off for a known example, so that they determine its direction."""
 
 
-def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
+def find_remaining(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
     """Return the directions of all R examples, of which some are known.
 
     Returns None if no known example determines its direction, or if the directions of the others are not found.

@@ -35,7 +35,7 @@ INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-13, 4
 EQUAL_COSINE = 1 - 1e-8
 """Cosine from which two directions count as one."""
 MIN_SCORE = 0.6
-"""Smallest score, see `_fill`, at which an exact direction replaces an approximate one."""
+"""Smallest score, see `_replace_by_exact`, at which an exact direction replaces an approximate one."""
 MIN_INDEPENDENT = 0.02
 """Smallest norm of the part of a unit direction outside the span of the others."""
 
@@ -73,7 +73,7 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
         z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
         tried = torch.stack([_find_sparse(rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))])
         pool = _keep_exact(torch.cat([pool, tried]), rows)
-        before, (q, replaced) = replaced, _fill(pool, start, rows, z)
+        before, (q, replaced) = replaced, _replace_by_exact(pool, start, rows, z)
         if bool((replaced & before).all()):
             break
     q = back @ q.T
@@ -131,7 +131,7 @@ def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
 
 
-def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def _replace_by_exact(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return R independent directions (R, R), one per row, and a mask (R,) of those from the `pool` of exact directions.
 
     pool: (K, R), one per row. start: approximate directions (R, R), one per row; those that no exact one replaces remain.

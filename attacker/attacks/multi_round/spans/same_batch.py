@@ -12,9 +12,9 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import find_directions
-from attacker.attacks.closed_form.linear.known_examples import find_beside
+from attacker.attacks.closed_form.linear.known_examples import find_remaining
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
-from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
+from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search_directions
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
 from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
 from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
@@ -111,7 +111,7 @@ def _separate_same_batch(
 
     def sample(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
         few = factors.rank <= MAX_SAMPLED_BATCH
-        return search(factors, forward, rng, samples=MAX_SAMPLES, constant=constant) if few else None
+        return search_directions(factors, forward, rng, samples=MAX_SAMPLES, constant=constant) if few else None
 
     def find_others(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
         found = sample(factors, forward, constant) if factors.rank < MIN_MODULUS_BATCH else None
@@ -121,7 +121,7 @@ def _separate_same_batch(
     vectors = _fit_directions(find(factors, forward, constant), factors, forward)
     if len(vectors) or not len(known):
         return vectors
-    beside = find_beside(factors, known @ factors.basis.T, forward, constant, find_others)
+    beside = find_remaining(factors, known @ factors.basis.T, forward, constant, find_others)
     return _fit_directions(beside, factors, forward)
 
 
