@@ -8,8 +8,8 @@ from torch import Generator, Tensor
 from defenses.base import Defense, State, Update
 
 
-def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns as a tuple. Raises ValueError, naming the defense `what`, if a pattern is not a string.
+def check_patterns(defense: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the patterns as a tuple. Raises ValueError, naming the defense `defense`, if a pattern is not a string.
 
     names: one pattern, or a sequence of patterns.
     """
@@ -17,23 +17,23 @@ def check_patterns(what: str, names: str | Sequence[str]) -> tuple[str, ...]:
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise ValueError(
-                f"{what}: each entry of the argument `names` must be a string, a tensor's name or a pattern such as '6.*', got "
-                f"{pattern!r}"
+                f"{defense}: each entry of the argument `names` must be a string, a tensor's name or a pattern such as '6.*', "
+                f"got {pattern!r}"
             )
     return patterns
 
 
-def choose_names(what: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
+def choose_names(defense: str, patterns: Sequence[str], names: Iterable[str]) -> list[str]:
     """Return those of `names` that equal or match one of `patterns`, in the order of `names`.
 
-    Raises ValueError, naming the defense `what`, for a pattern without a match, so that a typing error cannot leave a tensor
+    Raises ValueError, naming the defense `defense`, for a pattern without a match, so that a typing error cannot leave a tensor
     unprotected.
     """
     there = list(names)
     for pattern in patterns:
         if not any(_is_match(name, pattern) for name in there):
             shown = ", ".join(there[:8]) + (", ..." if len(there) > 8 else "")
-            raise ValueError(f"{what}: no tensor's name matches {pattern!r}; there are {shown}")
+            raise ValueError(f"{defense}: no tensor's name matches {pattern!r}; there are {shown}")
     return [name for name in there if any(_is_match(name, pattern) for pattern in patterns)]
 
 

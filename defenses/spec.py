@@ -160,12 +160,12 @@ class DefenseSpec:
             *(DEFENSES[step.name].channel(**_build_arguments(step, DefenseSpec.build_channel)) for step in self.steps)
         )
 
-    def choose_codec(self, before: CodecName = "dense") -> CodecName:
+    def choose_codec(self, input_codec: CodecName = "dense") -> CodecName:
         """Return the name of the lossless packing that suits the output of this chain.
 
-        before: name of the packing that suits the input of the chain; returned if no step of the chain asks for another packing.
+        input_codec: name of the packing that suits the input of the chain; returned if no step of the chain asks for another one.
         """
-        codec = before
+        codec = input_codec
         for step in self.steps:
             chosen = DEFENSES[step.name].codec or _choose_inner_codec(step, codec)
             # the codec sparse also packs values from a small set
@@ -185,8 +185,8 @@ def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
     return spec
 
 
-def _choose_inner_codec(step: Step, before: CodecName) -> CodecName:
-    return next((value.choose_codec(before) for _, value in step.arguments if isinstance(value, DefenseSpec)), before)
+def _choose_inner_codec(step: Step, codec: CodecName) -> CodecName:
+    return next((value.choose_codec(codec) for _, value in step.arguments if isinstance(value, DefenseSpec)), codec)
 
 
 def _build_arguments(step: Step, build: Callable[[DefenseSpec], Any]) -> dict[str, Any]:

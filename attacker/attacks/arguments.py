@@ -91,14 +91,14 @@ def _read_allowed_values(hint: Any) -> AllowedValues | None:
     return None
 
 
-def check_settable(name: str, factory: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def check_settable(name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise ValueError if a job gives attack `name` an argument that jobs may not set, or a text that is not allowed for it.
 
-    given: the job's arguments by name. Unknown names, and other types and ranges of values, are checked by `AttackSpec`.
+    arguments: the job's arguments by name. Unknown names, and other types and ranges of values, are checked by `AttackSpec`.
     """
     allowed, parameters = list_settable(factory), signature(factory).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    for key, value in given.items():
+    for key, value in arguments.items():
         if key not in parameters and not takes_any:
             continue  # `AttackSpec` reports unknown names
         if key not in allowed:

@@ -113,11 +113,11 @@ def parse_arguments(spec: str) -> dict[str, Any]:
         return {}
 
 
-def _check_value(what: str, value: Any, default: Any) -> None:
+def _check_value(title: str, value: Any, default: Any) -> None:
     """Raise ValueError unless `value` suits the type of `default`.
 
     For a bool, it must be a bool; for an integer, a positive integer; for a float, a finite number that is not negative;
-    otherwise of the type of `default`. what: the attack and argument, for the message.
+    otherwise of the type of `default`. title: the attack and argument, for the message.
     """
     if isinstance(default, bool):
         good, wanted = isinstance(value, bool), "true or false"
@@ -129,4 +129,4 @@ def _check_value(what: str, value: Any, default: Any) -> None:
     else:
         good, wanted = isinstance(value, type(default)), "a text"
     if not good:
-        raise ValueError(f"{what} must be {wanted}, got {value!r}")
+        raise ValueError(f"{title} must be {wanted}, got {value!r}")

@@ -154,10 +154,10 @@ def _run_flower_app(folder: Path, clients: int, model: str | None) -> tuple[Path
     return run, model or Recording(run / "recording").manifest.model.name
 
 
-def _read_change(run: Path, wanted: str) -> "tuple[str, Experiment]":
+def _read_change(run: Path, defense: str) -> "tuple[str, Experiment]":
     """Return another defense for the federation of a run, as text, and the experiment with it.
 
-    wanted: a defense, or "recommended". Raises ValueError if it is not a defense, or if the run has no experiment.toml.
+    defense: a defense, or "recommended". Raises ValueError if it is not a defense, or if the run has no experiment.toml.
     """
     from attacker.audit.what_if import RECOMMENDED, recommend_defense
     from fedsim.config.experiment import read
@@ -166,7 +166,7 @@ def _read_change(run: Path, wanted: str) -> "tuple[str, Experiment]":
     path = run / "experiment.toml"
     if not path.exists():
         raise ValueError(f"{run} has no experiment.toml, from which --what-if repeats the federation; omit --what-if")
-    change = recommend_defense(Recording(run / "recording")) if wanted == RECOMMENDED else wanted
+    change = recommend_defense(Recording(run / "recording")) if defense == RECOMMENDED else defense
     return change, read(path, [("defense", change)])
 
 

@@ -24,20 +24,20 @@ TruthFolders = Annotated[
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: CUDA if it is available.")]
 
 
-def resolve_device(wanted: str) -> str:
+def resolve_device(name: str) -> str:
     """Return the PyTorch device for a value of `--device`: "auto", "cpu", or a name that begins with "cuda".
 
     Raises ValueError for other values, and for "cuda" if PyTorch finds no CUDA; whether a numbered GPU exists is not checked.
     """
     import torch
 
-    if wanted == "auto":
+    if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted != "cpu" and not wanted.startswith("cuda"):
-        raise ValueError(f"--device must be auto, cpu, cuda, or cuda with a number, such as cuda:1; got {wanted!r}")
-    if wanted != "cpu" and not torch.cuda.is_available():
-        raise ValueError(f"--device {wanted!r} is not available on this machine, on which PyTorch finds no CUDA; use cpu")
-    return wanted
+    if name != "cpu" and not name.startswith("cuda"):
+        raise ValueError(f"--device must be auto, cpu, cuda, or cuda with a number, such as cuda:1; got {name!r}")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name!r} is not available on this machine, on which PyTorch finds no CUDA; use cpu")
+    return name
 
 
 def check_takes(attack: str, argument: str, owner: str) -> None:

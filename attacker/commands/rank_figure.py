@@ -79,9 +79,9 @@ def _draw_box(axes: Axes, left: float, height: float, layer: LayerRank, *, criti
     axes.add_patch(Rectangle((left, -height / 2), BOX_WIDTH, height, facecolor="none", edgecolor=colour, linewidth=line))
 
 
-def _draw_captions(axes: Axes, left: float, layer: LayerRank, what: str, *, critical: bool) -> None:
+def _draw_captions(axes: Axes, left: float, layer: LayerRank, title: str, *, critical: bool) -> None:
     middle, colour = left + BOX_WIDTH / 2, CRITICAL_COLOUR if critical else INK_COLOUR
-    axes.text(middle, 0.62, fill(what, 14), ha="center", va="center", color=colour, fontweight="bold", fontsize=8.5)
+    axes.text(middle, 0.62, fill(title, 14), ha="center", va="center", color=colour, fontweight="bold", fontsize=8.5)
     lines = (
         (f"{layer.unknowns:,} unknowns", INK_COLOUR),
         (f"{layer.gradients:,} gradient", GRADIENT_COLOUR),

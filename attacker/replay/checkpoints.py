@@ -155,23 +155,23 @@ def _read(path: Path, *, tensors: bool = True) -> ReplayCheckpoint | None:
 
 
 def find_unfinished(
-    folder: Path, origin: Origin, wanted: Iterable[str], *, max_cases: int | None = None
+    folder: Path, origin: Origin, keys: Iterable[str], *, max_cases: int | None = None
 ) -> tuple[list[tuple[str, ...]], list[str]]:
     """Find the checkpoints of an earlier replay. Return the case keys of each, and notes on checkpoints that cannot be used.
 
     origin: settings of this replay; a checkpoint whose `origin` does not fit is left out, with a note.
-    wanted: keys of the cases of this replay; a checkpoint that holds any other case is ignored, without a note.
+    keys: keys of the cases of this replay; a checkpoint that holds any other case is ignored, without a note.
     max_cases: largest number of cases of a task; a checkpoint of more is left out, with a note. None for no limit.
 
     No case is returned twice: checkpoints are taken in descending order of their numbers of cases, and in alphabetical order of
     file names among equals, and one that shares a case with a checkpoint taken before is left out.
     """
-    wanted, tasks, notes = set(wanted), [], []
+    keys, tasks, notes = set(keys), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):
         found = _read(path, tensors=False)
         if found is None:
             notes.append(f"{path.name} cannot be read as a checkpoint: its cases start again")
-        elif not wanted.issuperset(found.cases):
+        elif not keys.issuperset(found.cases):
             continue
         elif difference := origin.describe_difference(found.origin):
             notes.append(f"the checkpoint of {_describe_cases(found.cases)} {difference}: they start again")

@@ -204,10 +204,10 @@ def _read_loss(path: Path) -> float:
 
 
 @contextmanager
-def _limit_threads(wanted: int | None) -> Iterator[None]:
+def _limit_threads(threads: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
-    if wanted is not None:
-        torch.set_num_threads(wanted)
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:

@@ -150,17 +150,17 @@ def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
 
 
 def _make_cells(
-    columns: Sequence[Column], found: Sequence[float], original: Sequence[float] | None = None
+    columns: Sequence[Column], recovered: Sequence[float], original: Sequence[float] | None = None
 ) -> Iterator[TableCell]:
     """Yield one cell per variable: a continuous column, or the adjacent one-hot columns of a categorical variable.
 
-    found, original: reconstruction and original, one value per column, in [0, 1] for continuous columns. In these columns,
-    `found` is clamped to [0, 1].
+    recovered, original: reconstruction and original, one value per column, in [0, 1] for continuous columns. In these columns,
+    `recovered` is clamped to [0, 1].
     """
     numbered = groupby(
         enumerate(columns), key=lambda pair: (pair[1].kind, pair[1].name, pair[0] * (pair[1].kind == "continuous"))
     )
-    x, truth = np.asarray(found, dtype=float), None if original is None else np.asarray(original, dtype=float)
+    x, truth = np.asarray(recovered, dtype=float), None if original is None else np.asarray(original, dtype=float)
     for (kind, name, _), group in numbered:
         at = [i for i, _ in group]
         cell = _make_categorical_cell if kind == "categorical" else _make_continuous_cell

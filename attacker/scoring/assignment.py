@@ -11,21 +11,21 @@ from torch import Tensor
 from attacker.reconstruction import Reconstruction
 
 
-def assign_reconstructions(x: Tensor, truth: Tensor, places: Sequence[int] | None = None) -> list[int | None]:
+def assign_reconstructions(x: Tensor, truth: Tensor, capacities: Sequence[int] | None = None) -> list[int | None]:
     """Assign every reconstruction to an original so that the total MSE is smallest; return the index in x for each original.
 
     None marks an original to which no reconstruction is assigned.
 
     x:      (M, *shape), the reconstructions. truth: (N, *shape), the originals.
-    places: for each original, the largest number of reconstructions that may be assigned to it; by default 1. If several are
+    capacities: for each original, the largest number of reconstructions that may be assigned to it; by default 1. If several are
             assigned to one original, their smallest index is returned, not the index of the best match. After `keep_first`, which
             sorts reconstructions, the smallest index belongs to the reconstruction that the attack itself ranks highest.
 
-    Every reconstruction is assigned. Raises ValueError if M exceeds the sum of `places`: call `keep_first` before, which drops
-    the surplus by the attack's own ranking. To drop the worst matches would select reconstructions by truth.
+    Every reconstruction is assigned. Raises ValueError if M exceeds the sum of `capacities`: call `keep_first` before, which
+    drops the surplus by the attack's own ranking. To drop the worst matches would select reconstructions by truth.
     """
     assigned: list[int | None] = [None] * len(truth)
-    owners = [original for original in range(len(truth)) for _ in range(places[original] if places else 1)]
+    owners = [original for original in range(len(truth)) for _ in range(capacities[original] if capacities else 1)]
     if len(x) > len(owners):
         raise ValueError(f"{len(x)} reconstructions for {len(owners)} examples: call keep_first before, which drops the surplus")
     if len(x) and owners:

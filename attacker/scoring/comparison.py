@@ -97,7 +97,7 @@ def compare_examples(
     )
 
 
-def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence[int] | None = None) -> list[bool]:
+def match_labels(true: Sequence[int], recovered: Sequence[int], capacities: Sequence[int] | None = None) -> list[bool]:
     """Return, for each true label in turn, whether at least one equal recovered label is left.
 
     The i-th true label then uses up `places[i]` equal recovered labels, by default 1, or fewer if fewer are left. So labels are
@@ -105,7 +105,7 @@ def match_labels(true: Sequence[int], recovered: Sequence[int], places: Sequence
     """
     remaining = Counter(recovered)
     matched = []
-    for label, count in zip(true, places or [1] * len(true), strict=True):
+    for label, count in zip(true, capacities or [1] * len(true), strict=True):
         matched.append(remaining[label] > 0)
         remaining[label] -= count
     return matched

@@ -194,11 +194,11 @@ def _test_shares(pairs: RowPairs, name: str, differences: Mapping[int, float], g
     return {"p": run_sign_flip_test(list(differences.values()), groups), "least": least}
 
 
-def _make_comparison(found: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
-    detectable = found["least"](SIGNIFICANCE_LEVEL / tests) if "least" in found else None
-    if detectable is not None and detectable > found["span"]:
+def _make_comparison(test: Mapping[str, Any], adjusted: float, tests: int) -> Comparison:
+    detectable = test["least"](SIGNIFICANCE_LEVEL / tests) if "least" in test else None
+    if detectable is not None and detectable > test["span"]:
         detectable = None
-    kept = {key: value for key, value in found.items() if key not in ("least", "span")}
+    kept = {key: value for key, value in test.items() if key not in ("least", "span")}
     return Comparison(**kept, adjusted=adjusted, leaks=adjusted <= SIGNIFICANCE_LEVEL, detectable=detectable)
 
 

@@ -134,16 +134,16 @@ def bound_single_example(pairs: RowPairs) -> float | None:
     return min(1.0, len(chances) * min(chances)) if chances else None
 
 
-def correct_chance(row: ScoreRow, other: ScoreRow) -> float | None:
-    """Return `chance` of the attack's `row` divided by `chance` of the null's row `other`; at most 1, None if `row` has none.
+def correct_chance(row: ScoreRow, null: ScoreRow) -> float | None:
+    """Return `chance` of the attack's `row` divided by `chance` of the null's row `null`; at most 1, None if `row` has none.
 
     `chance` is an estimated upper bound on the probability of being this near to the original without information. An original in
     the middle of its data is close to any reconstruction, which the division corrects. The attack's chance is returned unchanged
     if the null has none, or if the attack recovers the example and the null does not.
     """
-    if row.chance is None or other.chance is None or (row.success and not other.success):
+    if row.chance is None or null.chance is None or (row.success and not null.success):
         return row.chance
-    return max(row.chance, min(1.0, row.chance / other.chance))
+    return max(row.chance, min(1.0, row.chance / null.chance))
 
 
 def find_detectable_mean(values: Sequence[float], groups: Sequence[Hashable], level: float) -> float:

@@ -81,18 +81,18 @@ def run_sweep(
 
 
 def _measure_all(
-    grid: SweepGrid, left: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
+    grid: SweepGrid, unfinished: Sequence[GridFederation], out: Path, *, workers: int, ray: str | None, deadline: float
 ) -> Iterator[str]:
-    """Train and attack the federations in `left`, and yield the name of each when it is finished.
+    """Train and attack the federations in `unfinished`, and yield the name of each when it is finished.
 
     deadline: value of `time.monotonic` after which no further part begins, see `OutOfTime`. Federations that are then unfinished
               are not yielded.
     """
-    if workers > 1 and len(left) > 1:
-        yield from _measure_in_processes(grid, left, out, workers, deadline - monotonic())
+    if workers > 1 and len(unfinished) > 1:
+        yield from _measure_in_processes(grid, unfinished, out, workers, deadline - monotonic())
         return
     with _join(ray):
-        for federation in left:
+        for federation in unfinished:
             try:
                 measure_federation(grid, federation, out, deadline=deadline, ray=ray)
             except OutOfTime:
@@ -109,14 +109,14 @@ def _join(ray: str | None) -> AbstractContextManager[None]:
 
 
 def _measure_in_processes(
-    grid: SweepGrid, left: Sequence[GridFederation], out: Path, workers: int, seconds: float
+    grid: SweepGrid, unfinished: Sequence[GridFederation], out: Path, workers: int, seconds: float
 ) -> Iterator[str]:
     """Train and attack federations in processes of one thread each, and yield the name of each when it is finished.
 
     seconds: time that is left, from now. A time is given to processes instead of a deadline, since their clocks need not agree.
     """
     begun = monotonic()
-    queue = list(left)
+    queue = list(unfinished)
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_prepare)
     running: dict[Future[bool], str] = {}
     try:

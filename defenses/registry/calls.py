@@ -41,7 +41,7 @@ class Step:
 def parse(
     text: str,
     factory_of: Callable[[str], Factory],
-    what: str,
+    kind: str,
     *,
     fill: Mapping[str, Value] | None = None,
     nested: Callable[[tuple[Step, ...]], Value] | None = None,
@@ -49,7 +49,7 @@ def parse(
     """Parse `text` into steps; an empty text gives none. CPL's names for noise, such as G-10e-2, stand for cpl_noise('G-10e-2').
 
     factory_of: maps a name to the function that takes its arguments; raises ValueError if the name is unknown.
-    what:       what is parsed, for error messages: "defense", for example.
+    kind:       what is parsed, for error messages: "defense", for example.
     fill:       dict from a parameter to its value, used for required parameters that the text leaves out.
     nested:     maps the steps of a specification within an argument, such as clip(1) in masked(clip(1), ['6.*']), to the
                 argument's value. None refuses such arguments.
@@ -59,11 +59,11 @@ def parse(
     if not text.strip():
         return ()
     masked, names = references.mask_references(PAPER_NAMES.sub(r"cpl_noise('\1')", text.strip()))
-    reader = _Reader(text, factory_of, what, fill or {}, nested, names)
+    reader = _Reader(text, factory_of, kind, fill or {}, nested, names)
     try:
         return reader.read_steps(ast.parse(masked, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read {what} {text!r}: write it as NAME(ARGUMENTS), and close every bracket and quote") from None
+        raise ValueError(f"cannot read {kind} {text!r}: write it as NAME(ARGUMENTS), and close every bracket and quote") from None
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,11 @@ class Registry(Generic[T]):
             raise ValueError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
         return self._check(loaded, where)
 
-    def _check(self, loaded: Any, where: str) -> T:
-        """Return `loaded` if it has this registry's type; else raise ValueError. where: source of `loaded`, for messages."""
+    def _check(self, loaded: Any, source: str) -> T:
+        """Return `loaded` if it has this registry's type; else raise ValueError. source: source of `loaded`, for messages."""
         if not (callable(loaded) if self._of is None else isinstance(loaded, self._of)):
             wanted = "something that can be called" if self._of is None else f"a {self._of.__module__}.{self._of.__name__}"
-            raise ValueError(f"{where} must be {wanted}, got {type(loaded).__name__}")
+            raise ValueError(f"{source} must be {wanted}, got {type(loaded).__name__}")
         found: T = loaded
         return found
 
@@ -96,15 +96,15 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
-def read_source(thing: Any) -> str:
-    """Return the source that the docstring of `thing` cites, or "": the text after "Source:" to the end of its paragraph.
+def read_source(documented: Any) -> str:
+    """Return the source that the docstring of `documented` cites, or "": the text after "Source:" to the end of its paragraph.
 
     This text is joined into one line, without a full stop at its end.
     """
-    _, marked, rest = (inspect.getdoc(thing) or "").partition("Source: ")
+    _, marked, rest = (inspect.getdoc(documented) or "").partition("Source: ")
     return " ".join(rest.partition("\n\n")[0].split()).removesuffix(".") if marked else ""
 
 
-def read_summary(thing: Any) -> str:
-    """Return the first line of the docstring of `thing`; "" without a docstring."""
-    return (inspect.getdoc(thing) or "").split("\n", 1)[0]
+def read_summary(documented: Any) -> str:
+    """Return the first line of the docstring of `documented`; "" without a docstring."""
+    return (inspect.getdoc(documented) or "").split("\n", 1)[0]

@@ -128,18 +128,18 @@ def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[
     return rows, rounds
 
 
-def _is_intact(recording: Recording, what: Row | int, damage: _Damage) -> bool:
+def _is_intact(recording: Recording, row_or_round: Row | int, damage: _Damage) -> bool:
     """Return whether a row's update, or the global weights of a round, can be read; if not, add the error to `damage`.
 
-    what: the row, or the number of the round.
+    row_or_round: the row, or the number of the round.
     """
     try:
-        if not isinstance(what, Row):
-            recording.read_sent(what)
-        elif what.codec == MASKED_CODEC:
-            recording.read_masked(what)
+        if not isinstance(row_or_round, Row):
+            recording.read_sent(row_or_round)
+        elif row_or_round.codec == MASKED_CODEC:
+            recording.read_masked(row_or_round)
         else:
-            recording.read_observation(what)
+            recording.read_observation(row_or_round)
     except DamagedFile as error:
         damage.add(error)
         return False

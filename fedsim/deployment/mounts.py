@@ -62,12 +62,12 @@ exec "$@"
 """Script for a mount namespace of its own: below the folder only the mounts remain, and everything else is unchanged."""
 
 
-def make_isolation_prefix(root: Path, seen: Sequence[Mount]) -> tuple[str, ...]:
-    """Return words to put before a command, on Linux, so that it sees only `seen` of what is below `root`.
+def make_isolation_prefix(root: Path, mounts: Sequence[Mount]) -> tuple[str, ...]:
+    """Return words to put before a command, on Linux, so that it sees only `mounts` of what is below `root`.
 
     The command starts in the folder `root`. Files outside `root` stay visible.
     """
-    options = [word for mount in seen for word in ("rw" if mount.writable else "ro", mount.path)]
+    options = [word for mount in mounts for word in ("rw" if mount.writable else "ro", mount.path)]
     return (*_make_unshare_command(), "sh", "-c", MOUNT_SCRIPT, "sh", str(root), *options, "--")
 
 

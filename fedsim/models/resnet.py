@@ -16,16 +16,16 @@ class BasicBlock(nn.Module):
     bias:       whether convolutions without batch norm have a bias.
     """
 
-    def __init__(self, before: int, after: int, *, stride: int, batch_norm: bool, bias: bool) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int, batch_norm: bool, bias: bool) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *_make_convolution(before, after, 3, stride, batch_norm=batch_norm, bias=bias),
+            *_make_convolution(in_channels, out_channels, 3, stride, batch_norm=batch_norm, bias=bias),
             nn.ReLU(),
-            *_make_convolution(after, after, 3, 1, batch_norm=batch_norm, bias=bias),
+            *_make_convolution(out_channels, out_channels, 3, 1, batch_norm=batch_norm, bias=bias),
         )
-        same = stride == 1 and before == after
+        same = stride == 1 and in_channels == out_channels
         self.shortcut = nn.Sequential(
-            *([] if same else _make_convolution(before, after, 1, stride, batch_norm=batch_norm, bias=bias))
+            *([] if same else _make_convolution(in_channels, out_channels, 1, stride, batch_norm=batch_norm, bias=bias))
         )
         self.relu = nn.ReLU()
 
@@ -34,13 +34,15 @@ class BasicBlock(nn.Module):
         return out
 
 
-def _make_convolution(before: int, after: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool) -> list[nn.Module]:
+def _make_convolution(
+    in_channels: int, out_channels: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool
+) -> list[nn.Module]:
     """Return a list of one convolution, with padding `kernel // 2`, and a batch-norm layer behind it if `batch_norm` is True.
 
-    before, after: number of input and output channels. bias: whether a convolution without batch norm has a bias.
+    in_channels, out_channels: number of input and output channels. bias: whether a convolution without batch norm has a bias.
     """
-    layer = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
-    return [layer, nn.BatchNorm2d(after)] if batch_norm else [layer]
+    layer = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
+    return [layer, nn.BatchNorm2d(out_channels)] if batch_norm else [layer]
 
 
 def make_stages(blocks: Sequence[int], widths: Sequence[int], *, batch_norm: bool, bias: bool) -> list[nn.Module]:

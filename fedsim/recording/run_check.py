@@ -70,16 +70,16 @@ def find_foreign(folder: Path) -> Iterator[DamagedFile]:
         yield DamagedFile(folder, error.strerror or str(error))
 
 
-def _find_link_target(folder: Path, name: str, at: int) -> tuple[Path, Path] | None:
+def _find_link_target(folder: Path, name: str, dir_fd: int) -> tuple[Path, Path] | None:
     """Return the folder that an entry leads to, and the root, if it is a link made by `fedsim prepare`; None otherwise.
 
     `fedsim prepare` makes one folder of the run for each of server, attacker and scorer, two levels below a common root. The
     server's folder holds a link `recording`, and the scorer's a link `reconstructions`. Both lead to the folder of the same name
     in `attacks/RUN` below the root, which belongs to the attacker.
-    folder: the run's folder. name: name of the entry. at: descriptor of the opened `folder`.
+    folder: the run's folder. name: name of the entry. dir_fd: descriptor of the opened `folder`.
     """
     try:
-        led = os.readlink(name, dir_fd=at) if name in SHARED_FOLDERS else None
+        led = os.readlink(name, dir_fd=dir_fd) if name in SHARED_FOLDERS else None
     except OSError:
         return None
     inner = Path("attacks", folder.resolve().name, name)
@@ -105,42 +105,42 @@ def _check_folder(folder: Path, below: Path, depth: int = 1) -> Iterator[Damaged
         yield DamagedFile(folder, error.strerror or str(error))
 
 
-def _check_entries(folder: Path, at: int, depth: int) -> Iterator[DamagedFile]:
-    """Yield an error for each link, pipe, socket or device in the opened folder with descriptor `at` and its subfolders.
+def _check_entries(folder: Path, dir_fd: int, depth: int) -> Iterator[DamagedFile]:
+    """Yield an error for each link, pipe, socket or device in the opened folder with descriptor `dir_fd` and its subfolders.
 
     Also yields an error for a subfolder that is deeper than `MAX_DEPTH` or cannot be opened.
     folder: path of the folder, for messages. depth: depth of this folder itself, counted as in `_check_folder`.
     """
-    status, is_plain = os.fstat(at), True
-    for name in sorted(os.listdir(at)):
-        if not _is_plain_file(name, at):  # a check by name and descriptor is faster than building thousands of paths
+    status, is_plain = os.fstat(dir_fd), True
+    for name in sorted(os.listdir(dir_fd)):
+        if not _is_plain_file(name, dir_fd):  # a check by name and descriptor is faster than building thousands of paths
             is_plain = False
-            yield from _check_entry(folder / name, name, at, depth + 1)
+            yield from _check_entry(folder / name, name, dir_fd, depth + 1)
     if is_plain and time.time() - status.st_ctime > SETTLED_SECONDS:
         if len(_plain_folders) >= MAX_KNOWN_FOLDERS:
             _plain_folders.clear()
         _plain_folders.add((status.st_dev, status.st_ino, status.st_ctime_ns))
 
 
-def _is_plain_file(name: str, at: int) -> bool:
-    """Return whether an entry of the folder with descriptor `at` is a regular file without further hard links."""
+def _is_plain_file(name: str, dir_fd: int) -> bool:
+    """Return whether an entry of the folder with descriptor `dir_fd` is a regular file without further hard links."""
     try:
-        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
-def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[DamagedFile]:
+def _check_entry(path: Path, name: str, dir_fd: int, depth: int) -> Iterator[DamagedFile]:
     """Yield an error if an entry of a folder is a symbolic link, hard link, pipe, socket or device.
 
     If the entry is a folder, yield an error for each link, pipe, socket or device in it and its subfolders. Also yields an error
     for a folder that is deeper than `MAX_DEPTH` or cannot be opened.
-    name: name of the entry in the folder with descriptor `at`. path: path of the entry, for messages.
+    name: name of the entry in the folder with descriptor `dir_fd`. path: path of the entry, for messages.
     depth: depth of the entry, counted as in `_check_folder`.
     """
     try:
-        status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:  # another process may have removed it
         return
     kind = stat.S_IFMT(status.st_mode)
@@ -151,7 +151,7 @@ def _check_entry(path: Path, name: str, at: int, depth: int) -> Iterator[Damaged
         if (status.st_dev, status.st_ino, status.st_ctime_ns) in _plain_folders:
             return
         try:
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         except OSError as error:
             yield DamagedFile(path, error.strerror or str(error))
             return

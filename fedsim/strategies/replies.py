@@ -195,10 +195,10 @@ def _describe(layout: tuple[tuple[int, ...], str] | None) -> str:
     return "no such tensor" if layout is None else f"shape {layout[0]} with {layout[1]} values"
 
 
-def _name_kind(dtype: torch.dtype, what: str) -> str:
-    """Return the kind of a type: floating-point, integer or boolean. what: the tensor of this type, for messages."""
+def _name_kind(dtype: torch.dtype, name: str) -> str:
+    """Return the kind of a type: floating-point, integer or boolean. name: the tensor of this type, for messages."""
     if dtype not in DTYPES:
-        raise ValueError(f"tensor {what} has type {dtype}, which cannot be recorded; convert it to float32")
+        raise ValueError(f"tensor {name} has type {dtype}, which cannot be recorded; convert it to float32")
     return "floating-point" if dtype.is_floating_point else "boolean" if dtype == torch.bool else "integer"
 
 

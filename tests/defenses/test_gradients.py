@@ -296,11 +296,8 @@ def test_a_specification_is_printed_as_it_reads_back(text: str, printed: str) ->
     ("text", "words"),
     [
         ("dp_sgd(max_norm=-1)", "max_norm must be positive and finite, got -1"),
-        ("dp_sgd(noise=-0.5)", "noise must be finite and not negative, got -0.5"),
-        ("dp_sgd(noise='much')", "noise must be a number, got 'much'"),
         ("dp_sgd(clip=1)", r"dp_sgd: .*'clip'.*Its parameters: \(max_norm"),
         ("fed_cdp(4)", "give either noise or snr_db"),
-        ("fed_cdp(4, noise=1, snr_db=3)", "give either noise or snr_db"),
         ("fed_cdp(4, snr_db=1e999)", "snr_db must be finite, got inf"),
         ("fed_cdp(4, snr_db=3, snr_scope='layer')", "snr_scope must be 'tensor' or 'gradient', got 'layer'"),
         ("soteria(prune=1)", r"prune must be in \[0, 1\), got 1"),

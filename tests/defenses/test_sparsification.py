@@ -27,12 +27,6 @@ def of(defense: Defense, *values: float) -> list[float]:
 # --- top-k ---
 
 
-def test_top_k_keeps_a_hand_example() -> None:
-    assert of(top_k(0.5), 1, -4, 3, -2) == [0, -4, 3, 0]
-    assert of(top_k(0.25), 1, -4, 3, -2) == [0, -4, 0, 0]
-    assert of(top_k(1), 1, -4, 3, -2) == [1, -4, 3, -2]
-
-
 def test_of_equal_magnitudes_top_k_keeps_the_first() -> None:
     assert of(top_k(0.5), 2, -2, 2, -2) == [2, -2, 0, 0]
     assert of(top_k(0.6), 1, -2, 1, 2, 1) == [1, -2, 0, 2, 0]
@@ -122,14 +116,6 @@ def test_prune_has_one_threshold_for_all_tensors() -> None:
     assert sent["big"].flatten().tolist() == [1, -3, 2, 0]
     sent = apply_once(prune(threshold=1), update)
     assert sent["big"].flatten().tolist() == [0, -3, 2, 0]
-
-
-@pytest.mark.parametrize(("ratio", "left_out"), [(0, 0), (0.09, 0), (0.1, 1), (0.3, 3), (0.99, 9)])
-def test_prune_leaves_out_the_whole_part_of_its_share(ratio: float, left_out: int) -> None:
-    values = torch.randperm(10, generator=seeded(1)) + 1.0
-    sent = apply_once(prune(ratio), {"w": values})["w"]
-    assert (sent == 0).sum() == left_out
-    assert sent[sent != 0].tolist() == values[values > left_out].tolist()
 
 
 def test_prune_leaves_out_all_that_equals_its_threshold() -> None:
@@ -226,20 +212,16 @@ def test_in_a_noisy_message_the_largest_entries_are_taken_as_sent(channel, scope
     ("build", "words"),
     [
         (lambda: top_k(0), r"top_k: keep must be in \(0, 1\], got 0"),
-        (lambda: top_k(2), r"top_k: keep must be in \(0, 1\], got 2"),
         (lambda: top_k(math.nan), r"top_k: keep must be in \(0, 1\], got nan"),
         (lambda: top_k(0.5, scope="layer"), "top_k: scope must be 'tensor' or 'global', got 'layer'"),
         (lambda: random_k(-0.1), r"random_k: keep must be in \(0, 1\], got -0.1"),
-        (lambda: random_k(0.1, scope="x"), "random_k: scope must be 'tensor' or 'global', got 'x'"),
         (lambda: random_k(0.1, rescale=True, error_feedback=True), "random_k: .*both compensate"),
         (lambda: gradient_dropout(0.1, rescale=True, error_feedback=True), "gradient_dropout: .*both compensate"),
         (lambda: gradient_dropout(1), r"gradient_dropout: p must be in \[0, 1\), got 1"),
-        (lambda: gradient_dropout(-0.5), r"gradient_dropout: p must be in \[0, 1\), got -0.5"),
         (lambda: prune(), "prune: give either ratio or threshold, got ratio=None and threshold=None"),
         (lambda: prune(0.5, threshold=1), "prune: give either ratio or threshold, got ratio=0.5 and threshold=1"),
         (lambda: prune(1), r"prune: ratio must be in \[0, 1\), got 1"),
         (lambda: prune(threshold=-1), "prune: threshold must be finite and not negative, got -1"),
-        (lambda: prune(threshold=math.inf), "prune: threshold must be finite and not negative, got inf"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(build, words: str) -> None:

@@ -200,10 +200,10 @@ class _Run:
         doubted = not bool((stays >= MIN_CERTIFIED_STAYS).all()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
         return None if doubted else own
 
-    def _search(self, rest: list[int]) -> dict[int, Reconstruction]:
+    def _search(self, unanswered: list[int]) -> dict[int, Reconstruction]:
         """Search for the cases without an exact or final answer; return a dict from their indices to reconstructions.
 
-        rest: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
+        unanswered: indices of these cases in `self.cases`. The search is the attack's `fallback`, which starts from the best
               closed-form answer. The result is empty without a fallback, and lacks the cases that the search cannot attack. Why
               it cannot is stored in `RoutedCase.reasons`.
         """
@@ -211,7 +211,7 @@ class _Run:
         if attack is None:
             return {}
         able = []
-        for i in rest:
+        for i in unanswered:
             if reasons := find_unmet(attack, self.cases[i]):
                 self.found[i].reasons["optimisation"] = f"the attack {attack.name} cannot be used: {'; '.join(reasons)}"
             else:

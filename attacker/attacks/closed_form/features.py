@@ -159,36 +159,42 @@ def _build_features(observed: StackedObservations, i: int) -> Features:
     return compute_features
 
 
-def find_map_estimate(made: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0) -> Tensor:
+def find_map_estimate(
+    compute_features: Features, target: Tensor, spread: Spread, shape: Sequence[int], error: float = 0.0
+) -> Tensor:
     """Return an approximate MAP estimate x (*shape) for features `target` (F,) in float64.
 
     The prior is x = 0.5 + spread(z) with independent standard normal z. Each iteration solves the linearised features for z. The
     iterations end early if no step length brings the features nearer to `target`.
-    made:  function that computes the features of an example.
+    compute_features: function that computes the features of an example.
     error: approximate norm of the error of `target`.
     """
     z = target.new_zeros(tuple(shape))
-    off = target - made(0.5 + z)
+    off = target - compute_features(0.5 + z)
     for turn in range(len(DAMPING_FACTORS) + FINAL_STEPS):
         if turn < len(DAMPING_FACTORS):
-            jacobian = _compute_jacobian(made, spread, z)
+            jacobian = _compute_jacobian(compute_features, spread, z)
             normal = jacobian @ jacobian.T
             normal.diagonal().add_(DAMPING_FACTORS[turn] ** 2 * normal.trace() + error**2 / len(target))
             factor = torch.linalg.cholesky(normal)
         solved = torch.cholesky_solve((off + jacobian @ z.flatten())[:, None], factor)[:, 0]
         step = (jacobian.T @ solved).reshape(z.shape) - z
         length = next(
-            (candidate for candidate in STEP_LENGTHS if (target - made(0.5 + spread(z + candidate * step))).norm() < off.norm()),
+            (
+                candidate
+                for candidate in STEP_LENGTHS
+                if (target - compute_features(0.5 + spread(z + candidate * step))).norm() < off.norm()
+            ),
             0.0,
         )
         if not length:
             break
         z = z + length * step
-        off = target - made(0.5 + spread(z))
+        off = target - compute_features(0.5 + spread(z))
     return 0.5 + spread(z)
 
 
-def _compute_jacobian(made: Features, spread: Spread, z: Tensor) -> Tensor:
+def _compute_jacobian(compute_features: Features, spread: Spread, z: Tensor) -> Tensor:
     """Return the Jacobian (F, D) of the features of 0.5 + spread(z) with respect to the D values of z, computed in float32."""
-    rows = jacrev(made, chunk_size=JACOBIAN_CHUNK)((0.5 + spread(z)).float())
+    rows = jacrev(compute_features, chunk_size=JACOBIAN_CHUNK)((0.5 + spread(z)).float())
     return spread(rows).double().flatten(1)

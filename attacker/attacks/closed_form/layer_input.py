@@ -270,8 +270,8 @@ def _search(
     return found
 
 
-def _compute_relative_error(made: Tensor, seen: Tensor) -> Tensor:
-    return (made - seen).square().sum() / seen.square().sum()
+def _compute_relative_error(simulated: Tensor, observed: Tensor) -> Tensor:
+    return (simulated - observed).square().sum() / observed.square().sum()
 
 
 def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:

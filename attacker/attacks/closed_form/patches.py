@@ -103,11 +103,11 @@ def _reads_patches(module: nn.Module) -> bool:
     )
 
 
-def _cut(module: nn.Module, given: Tensor) -> Tensor:
+def _cut(module: nn.Module, inputs: Tensor) -> Tensor:
     """Return the inputs of a layer for one example as rows (P, F), in the order in which its weight multiplies them."""
     if isinstance(module, nn.Conv2d):
-        return functional.unfold(given, module.kernel_size, stride=module.stride)[0].T
-    return given.reshape(-1, given.shape[-1])
+        return functional.unfold(inputs, module.kernel_size, stride=module.stride)[0].T
+    return inputs.reshape(-1, inputs.shape[-1])
 
 
 def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
@@ -121,12 +121,12 @@ def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
     return pixels.reshape(values.shape)
 
 
-def _find_positions(logits: Tensor, made: Tensor, state: dict[str, Tensor], patches: int) -> tuple[str, slice] | None:
+def _find_positions(logits: Tensor, outputs: Tensor, state: dict[str, Tensor], patches: int) -> tuple[str, slice] | None:
     """Return the parameter whose gradient has that of a layer's outputs as its first or last rows, and these rows; or None."""
-    width = made.shape[1] if made.ndim == 4 else made.shape[-1]
+    width = outputs.shape[1] if outputs.ndim == 4 else outputs.shape[-1]
     held = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
     loss = logits.log_softmax(dim=1)[0, 0] if logits.shape[1] > 1 else logits.sum()
-    slope, *others = torch.autograd.grad(loss, [made, *held.values()], materialize_grads=True, retain_graph=True)
+    slope, *others = torch.autograd.grad(loss, [outputs, *held.values()], materialize_grads=True, retain_graph=True)
     if not bool(slope.any()):
         return None
     wanted = slope.flatten(2)[0].T if slope.ndim == 4 else slope.reshape(-1, width)

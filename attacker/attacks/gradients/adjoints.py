@@ -117,7 +117,7 @@ class _Weighted(Protocol):
     of each of P problems along one axis of P * N. W is the shared weight.
 
     apply:             W * a, plus the bias if `biased`. apply_transposed: W^T error, the derivative by the input.
-    arrange_inputs:    `seen`, a in the form that the gradients and `apply_own` need: inputs per problem, or image patches.
+    arrange_inputs:    `inputs`, a in the form that the gradients and `apply_own` need: inputs per problem, or image patches.
     compute_weight_gradient, compute_bias_gradient: gradients of weight and bias for each problem, (P, ...).
     apply_own:         product V * a, (P * N, ...), with a separate V = `weight` (P, ...) for each problem.
     apply_transposed_with_own: W^T error + V^T other, with a separate V = `weight` per problem; `other` has the shape of `error`.
@@ -130,13 +130,13 @@ class _Weighted(Protocol):
 
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor: ...
 
-    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor: ...
+    def compute_weight_gradient(self, inputs: Tensor, error: Tensor) -> Tensor: ...
 
     def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor: ...
 
-    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor: ...
+    def apply_own(self, inputs: Tensor, weight: Tensor) -> Tensor: ...
 
-    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor: ...
+    def apply_transposed_with_own(self, error: Tensor, own_error: Tensor, weight: Tensor) -> Tensor: ...
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor: ...
 
@@ -155,17 +155,17 @@ class _Matrix:
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
         return a.reshape(problems, -1, a.shape[-1])
 
-    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor:
-        return compute_linear_weight_gradients(seen, error, len(seen))
+    def compute_weight_gradient(self, inputs: Tensor, error: Tensor) -> Tensor:
+        return compute_linear_weight_gradients(inputs, error, len(inputs))
 
     def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor:
         return compute_linear_bias_gradients(error, problems)
 
-    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
-        return (seen @ weight.transpose(1, 2)).flatten(0, 1)
+    def apply_own(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        return (inputs @ weight.transpose(1, 2)).flatten(0, 1)
 
-    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-        return error @ self.weight + (other.reshape(len(weight), -1, other.shape[-1]) @ weight).flatten(0, 1)
+    def apply_transposed_with_own(self, error: Tensor, own_error: Tensor, weight: Tensor) -> Tensor:
+        return error @ self.weight + (own_error.reshape(len(weight), -1, own_error.shape[-1]) @ weight).flatten(0, 1)
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
         return bias.repeat_interleave(examples, dim=0)
@@ -185,17 +185,17 @@ class _ConvolutionLayer:
     def arrange_inputs(self, a: Tensor, problems: int) -> Tensor:
         return convolutions.extract_patches(a, problems, self.geometry)
 
-    def compute_weight_gradient(self, seen: Tensor, error: Tensor) -> Tensor:
-        return convolutions.correlate(seen, error, self.geometry)
+    def compute_weight_gradient(self, inputs: Tensor, error: Tensor) -> Tensor:
+        return convolutions.correlate(inputs, error, self.geometry)
 
     def compute_bias_gradient(self, error: Tensor, problems: int) -> Tensor:
         return error.reshape(problems, -1, *error.shape[1:]).sum(dim=(1, 3, 4))
 
-    def apply_own(self, seen: Tensor, weight: Tensor) -> Tensor:
-        return convolutions.convolve_per_problem(seen, weight, self.geometry)
+    def apply_own(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        return convolutions.convolve_per_problem(inputs, weight, self.geometry)
 
-    def apply_transposed_with_own(self, error: Tensor, other: Tensor, weight: Tensor) -> Tensor:
-        own = convolutions.convolve_transposed_per_problem(other, weight, self.geometry)
+    def apply_transposed_with_own(self, error: Tensor, own_error: Tensor, weight: Tensor) -> Tensor:
+        own = convolutions.convolve_transposed_per_problem(own_error, weight, self.geometry)
         return convolutions.spread(convolutions.convolve_transposed(error, self.cells, self.geometry) + own, self.geometry)
 
     def expand_bias(self, bias: Tensor, examples: int) -> Tensor:
@@ -206,13 +206,13 @@ class _ConvolutionLayer:
 class _PassValues:
     """The intermediate results of one forward and backward pass, lists with one entry per layer from first to last.
 
-    seen:     inputs as `_Weighted.arrange_inputs` prepares them. errors: dL/dz, the derivatives by the layers' outputs.
-    made:     outputs of the activations. slopes: their derivatives. Neither has an entry for the last layer.
+    inputs:   inputs as `_Weighted.arrange_inputs` prepares them. errors: dL/dz, the derivatives by the layers' outputs.
+    outputs:  outputs of the activations. slopes: their derivatives. Neither has an entry for the last layer.
     examples: number of examples per problem.
     """
 
-    seen: list[Tensor]
-    made: list[Tensor]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
     slopes: list[Tensor]
     errors: list[Tensor]
     examples: int
@@ -229,12 +229,12 @@ class _WrittenAdjoints:
         passed = _PassValues([], [], [], [], x.shape[1])
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
             a = inputs[-1].reshape(-1, *known.product_inputs)
-            passed.seen.append(layer.arrange_inputs(a, problems))
+            passed.inputs.append(layer.arrange_inputs(a, problems))
             z = layer.apply(a, biased=True)
             if i + 1 < len(self.layers):
                 inputs.append(known.activation.forward(z))
                 passed.slopes.append(known.activation.slope(inputs[-1]))
-        passed.made = inputs[1:]
+        passed.outputs = inputs[1:]
         error, of_loss = self._linearise_loss(z, y, problems)
         passed.errors = self._backpropagate(error, passed)
         return self._compute_gradient(passed, problems), lambda v: self._pull_back(v, passed, of_loss, x.shape)
@@ -268,8 +268,8 @@ class _WrittenAdjoints:
 
     def _compute_gradient(self, passed: _PassValues, problems: int) -> Gradient:
         found = {}
-        for layer, known, seen, error in zip(self.layers, self.chain, passed.seen, passed.errors, strict=True):
-            found[known.weight] = layer.compute_weight_gradient(seen, error)
+        for layer, known, arranged, error in zip(self.layers, self.chain, passed.inputs, passed.errors, strict=True):
+            found[known.weight] = layer.compute_weight_gradient(arranged, error)
             if known.bias is not None:
                 found[known.bias] = layer.compute_bias_gradient(error, problems)
         return found | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in found}
@@ -286,14 +286,14 @@ class _WrittenAdjoints:
                 slope, activation = passed.slopes[i - 1], self.chain[i - 1].activation
                 change = change.reshape(slope.shape) * slope
                 if activation.smooth:
-                    change = change + passed.errors[i - 1] * activation.bend(passed.made[i - 1]) * changes[i - 1]
+                    change = change + passed.errors[i - 1] * activation.bend(passed.outputs[i - 1]) * changes[i - 1]
         return change.reshape(shape), *(c.reshape(*shape[:2], -1) for c in of_labels)
 
     def _push_forward(self, v: Gradient, passed: _PassValues) -> list[Tensor]:
         """Return Rz of the module's formulas: the directional derivative of each layer's output along v."""
         changes: list[Tensor] = []
         for i, (layer, known) in enumerate(zip(self.layers, self.chain, strict=True)):
-            change = layer.apply_own(passed.seen[i], v[known.weight])
+            change = layer.apply_own(passed.inputs[i], v[known.weight])
             if known.bias is not None:
                 change = change + layer.expand_bias(v[known.bias], passed.examples)
             if i:

@@ -65,15 +65,15 @@ class _LibraryTransposed(torch.autograd.Function):
 
 
 def compute_derivatives(
-    output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, wanted: tuple[bool, bool, bool]
+    output: Tensor, x: Tensor, weight: Tensor, setting: ConvolutionSetting, needed: tuple[bool, bool, bool]
 ) -> Any:
-    """Return the derivatives (by input, by weight, by bias) of a loss behind a convolution; None for those that are not `wanted`.
+    """Return the derivatives (by input, by weight, by bias) of a loss behind a convolution; None for those that are not `needed`.
 
-    output: derivative of the loss by the convolution's output. wanted: in the same order as the result. The values of x are used
+    output: derivative of the loss by the convolution's output. needed: in the same order as the result. The values of x are used
     only for the derivative by the weight.
     """
     stride, padding, dilation, groups = setting
-    return torch.ops.aten.convolution_backward(output, x, weight, None, stride, padding, dilation, False, (0, 0), groups, wanted)
+    return torch.ops.aten.convolution_backward(output, x, weight, None, stride, padding, dilation, False, (0, 0), groups, needed)
 
 
 @dataclass(frozen=True)

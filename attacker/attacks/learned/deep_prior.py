@@ -40,13 +40,15 @@ class ResidualBlock(nn.Module):
     codes: number of values of an image's code, a linear map of which is added after the first convolution; 0 for no code.
     """
 
-    def __init__(self, before: int, after: int, *, attends: bool = False, codes: int = 0) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, attends: bool = False, codes: int = 0) -> None:
         super().__init__()
-        self.norms = nn.ModuleList([nn.GroupNorm(before // 4, before), nn.GroupNorm(after // 4, after)])
-        self.convolutions = nn.ModuleList([nn.Conv2d(before, after, 3, padding=1), nn.Conv2d(after, after, 3, padding=1)])
-        self.skip = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
-        self.query = nn.Conv2d(after, 3 * after, 1) if attends else None
-        self.inject = nn.Linear(codes, after) if codes else None
+        self.norms = nn.ModuleList([nn.GroupNorm(in_channels // 4, in_channels), nn.GroupNorm(out_channels // 4, out_channels)])
+        self.convolutions = nn.ModuleList(
+            [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.Conv2d(out_channels, out_channels, 3, padding=1)]
+        )
+        self.skip = nn.Conv2d(in_channels, out_channels, 1) if in_channels != out_channels else nn.Identity()
+        self.query = nn.Conv2d(out_channels, 3 * out_channels, 1) if attends else None
+        self.inject = nn.Linear(codes, out_channels) if codes else None
 
     def forward(self, x: Tensor, code: Tensor) -> Tensor:
         out: Tensor = self.convolutions[0](silu(self.norms[0](x)))

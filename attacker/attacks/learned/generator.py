@@ -52,17 +52,17 @@ class ImageGenerator(nn.Module):
         mean, log_variance = self.code(activate(found).flatten(1)).chunk(2, dim=1)
         return mean, log_variance.clamp(-10, 10)
 
-    def run_stage(self, stage: int, given: Tensor, y: Tensor) -> Tensor:
+    def run_stage(self, stage: int, inputs: Tensor, y: Tensor) -> Tensor:
         """Return the result of one stage: feature maps, or images (N, 3, side, side) in [0, 1] from the last one.
 
-        stage: from 0. given: latents (N, latents) for stage 0, and the result of the stage before for all others.
+        stage: from 0. inputs: latents (N, latents) for stage 0, and the result of the stage before for all others.
         y: labels (N,), or probabilities of classes (N, classes); only stage 0 uses them.
         """
         if stage == 0:
             seen = y @ self.classes_seen.weight if y.ndim == 2 else self.classes_seen(y)
-            first: Tensor = self.expand(torch.cat([given, seen], dim=1))
+            first: Tensor = self.expand(torch.cat([inputs, seen], dim=1))
             return first.reshape(-1, *self.feature_shapes[0])
-        grown = interpolate(activate(given), scale_factor=2, mode="bilinear", align_corners=False)
+        grown = interpolate(activate(inputs), scale_factor=2, mode="bilinear", align_corners=False)
         found: Tensor = self.up[stage - 1](grown)
         return (1 + self.leave(activate(found)).tanh()) / 2 if stage == len(self.up) else found
 

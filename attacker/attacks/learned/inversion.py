@@ -57,7 +57,7 @@ class LearningToInvert:
         """
         if not self.images:
             raise ValueError(f"{self.name} trains on public images: name an archive with them, --set images=FILE.npz")
-        pool = read_pool(Path(self.images), cases[0].observations[0].data, most=MAX_PUBLIC_IMAGES)
+        pool = read_pool(Path(self.images), cases[0].observations[0].data, max_candidates=MAX_PUBLIC_IMAGES)
         if not self.sees_gradient:
             # of all images, the mean has the least mean squared error to the public ones
             return [build_prior_answer(case, attack=self.name, rng=rng, image=pool.x.mean(dim=0)) for case in cases]

@@ -58,8 +58,8 @@ class Upscaler(nn.Module):
     def __init__(self, blocks: int = 10, width: int = 64, last: int = 48) -> None:
         super().__init__()
 
-        def convolve(before: int, after: int, side: int = 3) -> nn.Conv2d:
-            return nn.Conv2d(before, after, side, padding=side // 2)
+        def convolve(in_channels: int, out_channels: int, side: int = 3) -> nn.Conv2d:
+            return nn.Conv2d(in_channels, out_channels, side, padding=side // 2)
 
         self.enter = nn.ModuleList([convolve(3, width), convolve(width, width)])
         self.dense = nn.ModuleList(convolve(width, width) for _ in range(blocks))

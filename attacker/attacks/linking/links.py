@@ -207,14 +207,14 @@ def _write_notes(
 
 
 def _describe_pass(
-    rounds: Sequence[RoundDescription], places: Sequence[Tensor], number: int, start: int, stop: int, whole: int | None
+    rounds: Sequence[RoundDescription], places: Sequence[Tensor], number: int, start: int, stop: int, batch_size: int | None
 ) -> str:
     first, last = rounds[start].round, rounds[stop - 1].round
     here = torch.cat(list(places[start:stop]))
     where = f"round {first}" if first == last else f"rounds {first} to {last}"
     text = f"pass {number}: {where}, {len(here)} {'example' if len(here) == 1 else 'examples'}"
-    if whole is not None and len(here) < whole:
-        text += f" of {whole}, so it is probably incomplete"
+    if batch_size is not None and len(here) < batch_size:
+        text += f" of {batch_size}, so it is probably incomplete"
     if start:
         text += f", {int(torch.isin(here, torch.cat(list(places[:start]))).sum())} linked to earlier ones"
     return text

@@ -60,9 +60,9 @@ def get_optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
     return made(learning_rate or own)
 
 
-def _look_up(what: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
+def _look_up(kind: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:
     if name not in parts:
-        raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(parts)}")
+        raise ValueError(f"unknown {kind} {name!r}. Known: {', '.join(parts)}")
     return parts[name]
 
 

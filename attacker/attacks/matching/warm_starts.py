@@ -36,14 +36,14 @@ WarmStartRule = Callable[[Sequence[Case], Generator], Sequence[WarmStart | None]
 """Maps the cases and a random generator to a warm start for each case, or None."""
 
 
-def place_start(given: WarmStart, drawn: Tensor, labels: Tensor | None) -> Tensor:
+def place_start(warm_start: WarmStart, drawn: Tensor, labels: Tensor | None) -> Tensor:
     """Return a copy of the start `drawn` (V, *shape) in which examples are replaced by those of the warm start with equal labels.
 
     labels: (V,) labels of the examples that are searched for; None if labels are optimised, so that any position fits. A given
             example is left out if no position with its label is free.
     """
     x, free = drawn.clone(), list(range(len(drawn)))
-    for example, label in zip(given.x, given.y.tolist(), strict=True):
+    for example, label in zip(warm_start.x, warm_start.y.tolist(), strict=True):
         place = next((i for i in free if labels is None or int(labels[i]) == label), None)
         if place is not None:
             free.remove(place)

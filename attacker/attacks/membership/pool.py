@@ -43,14 +43,14 @@ class Pool:
         return list(order.tensor_split(max(1, count)))
 
 
-def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool:
+def read_pool(path: Path, data: DataSpec, *, max_candidates: int = MAX_CANDIDATES) -> Pool:
     """Return the candidates in a NumPy archive (.npz) with `images` (P, H, W[, C]) and `labels` (P,).
 
     The images are uint8, or numbers in [0, 1]. The arrays may also be named `train_images` and `train_labels`, or `x_train` and
-    `y_train`. data: shape and number of classes of the recorded federation's data. most: largest number of images.
+    `y_train`. data: shape and number of classes of the recorded federation's data. max_candidates: largest number of images.
     Raises ValueError, naming the file, if the archive is damaged, lacks these arrays, holds texts or objects in their
     place, images of another shape, labels that are no classes of the federation, numbers outside [0, 1], fewer than two or more
-    than `most` images. Raises FileNotFoundError if the archive is missing.
+    than `max_candidates` images. Raises FileNotFoundError if the archive is missing.
     """
     present = read_names(path)
     names = next((pair for pair in ARRAY_NAMES if set(pair) <= set(present)), None)
@@ -62,8 +62,8 @@ def read_pool(path: Path, data: DataSpec, *, most: int = MAX_CANDIDATES) -> Pool
     found = values.transpose(0, 3, 1, 2).shape if values.ndim == 4 else values.shape
     if found[1:] != tuple(data.shape):
         raise ValueError(f"{path}: {names[0]} have the shape {tuple(found[1:])}, and those of the federation {tuple(data.shape)}")
-    if not 2 <= len(values) <= most:
-        raise ValueError(f"{path}: {len(values)} candidates; give at least 2 and at most {most:,}")
+    if not 2 <= len(values) <= max_candidates:
+        raise ValueError(f"{path}: {len(values)} candidates; give at least 2 and at most {max_candidates:,}")
     if (
         labels.shape != (len(values),)
         or labels.dtype.kind not in "iu"

@@ -30,11 +30,11 @@ class Coefficients:
         return Coefficients(self.values.cpu(), self.shrinkage.cpu(), self.variances.cpu())
 
 
-def join_blocks(blocks: Sequence[Tensor], each: Sequence[Coefficients]) -> Coefficients:
+def join_blocks(blocks: Sequence[Tensor], fits: Sequence[Coefficients]) -> Coefficients:
     """Return the coefficients of all candidates from regressions of blocks. blocks: indices of candidates, by regression."""
     place = torch.cat(list(blocks)).argsort()
     values, shrinkage, variances = (
-        torch.cat([getattr(fit, name) for fit in each])[place] for name in ("values", "shrinkage", "variances")
+        torch.cat([getattr(fit, name) for fit in fits])[place] for name in ("values", "shrinkage", "variances")
     )
     return Coefficients(values, shrinkage, variances)
 
@@ -88,12 +88,12 @@ class Regression:
         return ridges[best], rest[best] / count
 
 
-def combine(each: Sequence[Coefficients]) -> Tensor:
+def combine(fits: Sequence[Coefficients]) -> Tensor:
     """Return z-scores (P,): the coefficients, assumed equal in all regressions, divided by their standard deviation.
 
-    each: regressions of several rounds on the gradients of the same candidates. Their unshrunk coefficients (value / shrinkage)
+    fits: regressions of several rounds on the gradients of the same candidates. Their unshrunk coefficients (value / shrinkage)
     are weighted by their precision, so that a round whose noise hides the candidates counts little.
     """
-    weights = torch.stack([fit.shrinkage / fit.variances.clamp(min=TINY) for fit in each])
-    values, shrinkage = torch.stack([fit.values for fit in each]), torch.stack([fit.shrinkage for fit in each])
+    weights = torch.stack([fit.shrinkage / fit.variances.clamp(min=TINY) for fit in fits])
+    values, shrinkage = torch.stack([fit.values for fit in fits]), torch.stack([fit.shrinkage for fit in fits])
     return (values * weights).sum(dim=0) / (shrinkage * weights).sum(dim=0).sqrt().clamp(min=TINY)

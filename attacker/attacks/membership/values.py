@@ -34,14 +34,12 @@ def group_by_model(observations: Sequence[Observation]) -> list[list[Observation
     return groups
 
 
-def _have_same_model(first: Observation, other: Observation) -> bool:
-    return first.round == other.round and _are_equal(first.weights, other.weights) and _are_equal(first.buffers, other.buffers)
+def _have_same_model(first: Observation, second: Observation) -> bool:
+    return first.round == second.round and _are_equal(first.weights, second.weights) and _are_equal(first.buffers, second.buffers)
 
 
-def _are_equal(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    return tensors is others or (
-        tensors.keys() == others.keys() and all(torch.equal(tensors[name], t) for name, t in others.items())
-    )
+def _are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return first is second or (first.keys() == second.keys() and all(torch.equal(first[name], t) for name, t in second.items()))
 
 
 def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iterator[tuple[Chosen, list[Observation]]]:

@@ -101,7 +101,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
     x = end.z.reshape(found.x.shape).float().cpu()
     solved = f"{end.steps} Gauss-Newton steps solved the equations of {used.count} of the {values.count} values sent"
     note = f"{solved}; all of them hold up to {misfit:.1e}"
-    sure = is_eight_bit(x) if values.seen.data.is_image else torch.zeros(len(x), dtype=torch.bool)
+    sure = is_eight_bit(x) if values.observed.data.is_image else torch.zeros(len(x), dtype=torch.bool)
     confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
     notes = [note for note in found.notes if not (sure.all() and note.startswith("confidence is undecided"))]
     return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
@@ -142,22 +142,27 @@ class SentEquations:
     """
 
     def __init__(self, rounds: Sequence[Observation], y: Tensor, places: Sequence[Tensor], *, device: str) -> None:
-        self.asked = (y, places, device)
+        self.arguments = (y, places, device)
         self.rounds, self.model = rounds, build_network(rounds[0]).double().to(device)
-        self.seen = ObservedGradients(rounds, model=self.model, device=device)
-        seen = self.seen
-        self.gradient = build_gradient(self.model, seen.data, seen.training.loss, seen.rule if seen.own_rule else None)
+        self.observed = ObservedGradients(rounds, model=self.model, device=device)
+        observed = self.observed
+        self.gradient = build_gradient(
+            self.model, observed.data, observed.training.loss, observed.rule if observed.own_rule else None
+        )
         self.y, self.places = y.to(device), torch.stack(list(places)).to(device)
         count = len(rounds)
-        self.weights = {name: (w.expand(count, *w.shape) if seen.shared else w).double() for name, w in seen.weights.items()}
-        self.buffers = {
-            name: _to(b.expand(count, *b.shape) if seen.same_buffers else b, torch.float64) for name, b in seen.buffers.items()
+        self.weights = {
+            name: (w.expand(count, *w.shape) if observed.shared else w).double() for name, w in observed.weights.items()
         }
-        self.known = [seen.channel.learn({name: s[t] for name, s in seen.seen.items()}) for t in range(count)]
-        self.names = [name for name in self.weights if name not in seen.omitted]
-        sent, values = self._flatten(seen.seen) != 0, self._flatten(seen.gradients).double()
+        self.buffers = {
+            name: _to(b.expand(count, *b.shape) if observed.same_buffers else b, torch.float64)
+            for name, b in observed.buffers.items()
+        }
+        self.known = [observed.channel.learn({name: s[t] for name, s in observed.seen.items()}) for t in range(count)]
+        self.names = [name for name in self.weights if name not in observed.omitted]
+        is_sent, values = self._flatten(observed.seen) != 0, self._flatten(observed.gradients).double()
         self.width = values.shape[1]
-        self.sent = [mask.nonzero()[:, 0] for mask in sent]
+        self.sent = [mask.nonzero()[:, 0] for mask in is_sent]
         self.units = [values[t, at].square().mean().sqrt() if len(at) else values.new_ones(()) for t, at in enumerate(self.sent)]
         self.values = torch.cat([values[t, at] / unit for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True))])
         self.count = len(self.values)
@@ -166,26 +171,26 @@ class SentEquations:
         """Return the equations of the first rounds alone, of as many as have at least `limit` equations, or of all."""
         counts = torch.tensor([len(at) for at in self.sent]).cumsum(dim=0)
         needed = int((counts < limit).sum()) + 1
-        y, places, device = self.asked
+        y, places, device = self.arguments
         return self if needed >= len(self.rounds) else SentEquations(self.rounds[:needed], y, places[:needed], device=device)
 
     def explain_unsolvable(self, unknowns: int) -> str:
         """Return why the equations cannot be solved for so many unknowns, D, or "" if they can."""
-        seen = self.seen
-        if seen.steps != 1 or not seen.training.is_linear:
+        observed = self.observed
+        if observed.steps != 1 or not observed.training.is_linear:
             return "clients do not train one step of SGD without clipping"
-        if bool((seen.variance > 0).any()):
+        if bool((observed.variance > 0).any()):
             return "the defense adds noise"
         if self.count < unknowns:
             return f"{self.count} values were sent, and the examples have {unknowns}"
-        return explain_vmap_failure(build_network(self.rounds[0]), seen.data, seen.training.loss)
+        return explain_vmap_failure(build_network(self.rounds[0]), observed.data, observed.training.loss)
 
     def compute_gradients(self, x: Tensor) -> Mapping[str, Tensor]:
         """Return the gradients of all rounds, by name, (T, *shape), for examples x, (D,)."""
-        examples = x.reshape(-1, *self.seen.data.shape)
+        examples = x.reshape(-1, *self.observed.data.shape)
 
-        def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], at: Tensor) -> dict[str, Tensor]:
-            return dict(self.gradient(weights, examples[at], self.y[at], buffers))
+        def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], indices: Tensor) -> dict[str, Tensor]:
+            return dict(self.gradient(weights, examples[indices], self.y[indices], buffers))
 
         return vmap(compute)(self.weights, self.buffers, self.places)
 
@@ -196,20 +201,20 @@ class SentEquations:
         one changes all values of a gradient together, so that it shifts the solution by more than errors of single values.
         Returns None if the equations do not determine the examples and these errors, or if the basis is too large.
         """
-        examples = x.reshape(-1, *self.seen.data.shape)
+        examples = x.reshape(-1, *self.observed.data.shape)
 
         def predict_all(weights: dict[str, Tensor]) -> Tensor:
-            def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], at: Tensor) -> Tensor:
-                return predict(self.model, self.seen.data, self.seen.training.loss, weights, examples[at], buffers)
+            def compute(weights: dict[str, Tensor], buffers: dict[str, Tensor], indices: Tensor) -> Tensor:
+                return predict(self.model, self.observed.data, self.observed.training.loss, weights, examples[indices], buffers)
 
             return vmap(compute)(weights, self.buffers, self.places).flatten(1)
 
         outputs, pull = vjp(predict_all, self.weights)  # type: ignore[misc]
         if outputs.numel() + len(x) > self.count or outputs.numel() * self.count > MAX_ENTRIES:
             return None
-        factors, at = self._compute_factors(x).to(x), torch.cat(self.sent)
+        factors, sent = self._compute_factors(x).to(x), torch.cat(self.sent)
         units = torch.eye(outputs.shape[1], dtype=x.dtype, device=x.device)
-        changes = torch.cat([factors * self._flatten(pull(unit.expand_as(outputs))[0])[:, at] for unit in units])
+        changes = torch.cat([factors * self._flatten(pull(unit.expand_as(outputs))[0])[:, sent] for unit in units])
         basis: Tensor = torch.linalg.qr(changes.T).Q
         return basis
 
@@ -225,7 +230,7 @@ class SentEquations:
             weights = {name: w[t] for name, w in self.weights.items()}
             own = {name: g[t] for name, g in gradients.items()}
             expected, state = follow_channel(
-                self.seen.channel, state, self.known[t], own, weights, self.seen.training, self.seen.steps
+                self.observed.channel, state, self.known[t], own, weights, self.observed.training, self.observed.steps
             )
             found.append(torch.cat([expected[name].flatten() for name in self.names])[at] / unit)
         return torch.cat(found)
@@ -239,7 +244,7 @@ class SentEquations:
         It is exact if the defense treats each coordinate on its own and linearly, as error feedback and DGC do. For other
         defenses it is approximate, so that steps decrease the residual by less.
         """
-        factors, at = self._compute_factors(x), torch.cat(self.sent)
+        factors, sent = self._compute_factors(x), torch.cat(self.sent)
 
         def differentiate(x: Tensor) -> Derivative:
             def compute(x: Tensor) -> Tensor:
@@ -249,10 +254,10 @@ class SentEquations:
 
             def back(r: Tensor) -> Tensor:
                 slopes = torch.zeros(len(factors), self.width, dtype=r.dtype, device=r.device)
-                back: Tensor = pull(slopes.index_add_(1, at, factors * r))[0]
+                back: Tensor = pull(slopes.index_add_(1, sent, factors * r))[0]
                 return back
 
-            return Derivative(lambda d: (factors * differentiate_along(compute, x, d)[:, at]).sum(dim=0), back)
+            return Derivative(lambda d: (factors * differentiate_along(compute, x, d)[:, sent]).sum(dim=0), back)
 
         return Linearisation(self._approximate_jacobian(x, factors), differentiate)
 
@@ -262,11 +267,11 @@ class SentEquations:
         The derivatives of the gradients by the examples are computed for `ANCHORS` rounds, and interpolated between them.
         """
         anchors, shares = _interpolate(len(self.sent), ANCHORS)
-        at, found = torch.cat(self.sent), torch.zeros(self.count, len(x), device=x.device)
+        sent, jacobian = torch.cat(self.sent), torch.zeros(self.count, len(x), device=x.device)
         for t, factor in zip(anchors, shares.to(factors) @ factors, strict=True):
             used = factor.nonzero()[:, 0]
-            found[used] += factor[used, None] * self._differentiate_round(t, x)[at[used]]
-        return found
+            jacobian[used] += factor[used, None] * self._differentiate_round(t, x)[sent[used]]
+        return jacobian
 
     def _compute_factors(self, x: Tensor) -> Tensor:
         """Return the derivative of each value sent by the same coordinate of each round's gradient, (T, R).
@@ -275,9 +280,9 @@ class SentEquations:
         """
         gradients = self.compute_gradients(x)
 
-        def compute(one: Tensor) -> Tensor:
-            ones = {name: one.reshape(-1, *[1] * (g.ndim - 1)).expand_as(g) for name, g in gradients.items()}
-            return differentiate_along(self.send, gradients, ones).float()
+        def compute(direction: Tensor) -> Tensor:
+            directions = {name: direction.reshape(-1, *[1] * (g.ndim - 1)).expand_as(g) for name, g in gradients.items()}
+            return differentiate_along(self.send, gradients, directions).float()
 
         unit = torch.eye(len(self.sent), dtype=x.dtype, device=x.device)
         return torch.cat([vmap(compute)(part) for part in torch.split(unit, FACTORS_AT_ONCE)])
@@ -286,17 +291,17 @@ class SentEquations:
         """Return the derivatives of one round's gradient by all unknowns, (P, D), in float32."""
         state = (self.weights, self.buffers)
         weights, buffers = ({name: _to(value[t], torch.float32) for name, value in tensors.items()} for tensors in state)
-        at = self.places[t]
+        indices = self.places[t]
 
         def compute(x: Tensor) -> Tensor:
-            examples = x.reshape(-1, *self.seen.data.shape)
-            own = self.gradient(weights, examples[at], self.y[at], buffers)
+            examples = x.reshape(-1, *self.observed.data.shape)
+            own = self.gradient(weights, examples[indices], self.y[indices], buffers)
             return torch.cat([own[name].flatten() for name in self.names])
 
         x = x.float()
         unit = torch.eye(len(x), device=x.device)
-        found = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in torch.split(unit, CHUNK)])
-        return found.T
+        rows = torch.cat([vmap(lambda v: differentiate_along(compute, x, v))(part) for part in torch.split(unit, CHUNK)])
+        return rows.T
 
 
 def _interpolate(count: int, limit: int) -> tuple[list[int], Tensor]:

@@ -50,11 +50,11 @@ class _Pullback(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-        inputs, slopes = tensors[: len(wanted)], tensors[len(wanted) :]
+    def forward(function: Function, differentiated: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        inputs, slopes = tensors[: len(differentiated)], tensors[len(differentiated) :]
         with _allow_saved_tensors_hooks():
             with torch.enable_grad():
-                leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, wanted, strict=True)]
+                leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, differentiated, strict=True)]
                 outputs = function(*leaves)
                 pairs = [(o, s) for o, s in zip(outputs, slopes, strict=True) if o.requires_grad]
             asked = [leaf for leaf in leaves if leaf.requires_grad]
@@ -73,9 +73,9 @@ class _Pullback(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, function: Function, wanted: tuple[bool, ...], *tensors: Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, function: Function, differentiated: tuple[bool, ...], *tensors: Tensor) -> Any:
         rows = _split_rows(info.batch_size, in_dims[2:], tensors)
-        return _stack_rows([_Pullback.apply(function, wanted, *row) for row in rows])
+        return _stack_rows([_Pullback.apply(function, differentiated, *row) for row in rows])
 
 
 @contextmanager

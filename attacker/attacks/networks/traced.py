@@ -351,6 +351,6 @@ _UNKNOWN = (
 )
 
 
-def _explain_refusal(what: str) -> str:
-    plain = what.lower().replace("_", "")
+def _explain_refusal(name: str) -> str:
+    plain = name.lower().replace("_", "")
     return next((why for part, why in _REASONS.items() if part in plain), _UNKNOWN)

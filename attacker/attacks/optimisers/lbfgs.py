@@ -161,18 +161,18 @@ _ON_A_LINE = ("origin", "uphill", "direction", "low", "low_uphill")
 _FROM_ORIGIN = (("origin", "low"), ("uphill", "low_uphill"))
 
 
-def _find_descent(history: History, gradient: Tensor, settings: LBFGS, asked: Tensor | None = None) -> Tensor:
+def _find_descent(history: History, gradient: Tensor, settings: LBFGS, mask: Tensor | None = None) -> Tensor:
     """Return a search direction for each problem, (P, D): the L-BFGS direction if it descends, else the negative gradient.
 
     A problem whose L-BFGS direction does not descend, see `LBFGS.min_descent`, has its memory cleared.
-    asked: mask (P,) of the problems that need a direction; the others keep their memory, and their rows of the result are not
+    mask: mask (P,) of the problems that need a direction; the others keep their memory, and their rows of the result are not
            used. None for all.
     """
     direction = history.compute_direction(gradient)
     uphill = norm(gradient)
     slope = (gradient * direction).sum(dim=1)
     lost = ~(slope <= -settings.min_descent * uphill * norm(direction)) & (uphill > 0)
-    lost = lost if asked is None else lost & asked
+    lost = lost if mask is None else lost & mask
     if lost.any():
         history.forget(lost)
         direction = torch.where(lost[:, None], -gradient, direction)

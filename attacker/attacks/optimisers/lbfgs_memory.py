@@ -109,12 +109,12 @@ class History:
         more = min(room, self.limit - room)
         self._widen(more)
 
-    def _widen(self, more: int) -> None:
-        """Allocate memory for `more` additional pairs.
+    def _widen(self, pairs: int) -> None:
+        """Allocate memory for `pairs` additional pairs.
 
         Tensors are copied one at a time, since two copies of all might not fit in memory.
         """
-        for name, places in (("steps", (0, 0, 0, more)), ("changes", (0, 0, 0, more)), ("products", (0, more, 0, more))):
+        for name, places in (("steps", (0, 0, 0, pairs)), ("changes", (0, 0, 0, pairs)), ("products", (0, pairs, 0, pairs))):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), places))
 
     def keep(self, rows: Tensor) -> None:

@@ -53,15 +53,15 @@ class LineSearches:
         zero, no = torch.zeros_like(loss), torch.zeros_like(loss, dtype=torch.bool)
         return cls(loss, slope, length, zero, loss, slope, zero, loss, slope, no, zero.long())
 
-    def begin(self, where: Tensor, slope: Tensor, length: Tensor) -> None:
-        """Begin new line searches at the lowest points of the old ones, for problems where the mask `where` is true.
+    def begin(self, mask: Tensor, slope: Tensor, length: Tensor) -> None:
+        """Begin new line searches at the lowest points of the old ones, for problems where the mask `mask` is true.
 
         slope: at the beginning of the new lines, along them. length: first step lengths to try. Entries of both where the mask is
         false are not used.
         """
         fresh = LineSearches.from_slope(self.low_loss, slope, length)
         for name in _NAMES:
-            setattr(self, name, torch.where(where, getattr(fresh, name), getattr(self, name)))
+            setattr(self, name, torch.where(mask, getattr(fresh, name), getattr(self, name)))
 
     def process_trial(self, loss: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Process loss and slope at the trial points, choose the next step lengths, and return two masks.

@@ -76,16 +76,16 @@ def compute_statistics(
     return {name: {"mean": next(moments), "deviation": next(moments).clamp(min=MIN_VARIANCE**2).sqrt()} for name in layers}
 
 
-def measure_mismatch(found: Statistics, targets: Statistics) -> Tensor:
-    """Return how much the statistics `found` differ from the statistics `told` that a client returned, a 0-d tensor.
+def measure_mismatch(simulated: Statistics, targets: Statistics) -> Tensor:
+    """Return how much the statistics `simulated` differ from those that a client returned, `targets`, a 0-d tensor.
 
-    For each channel, the squared differences of mean and of deviation are added, and divided by the square of `told`'s deviation
-    plus `MIN_VARIANCE`. The result is the mean over the channels of a layer, and then over the layers of `told`.
+    For each channel, the squared differences of mean and of deviation are added, and divided by the square of the client's
+    deviation plus `MIN_VARIANCE`. The result is the mean over the channels of a layer, and then over the layers.
     """
     layers = []
     for name, aim in targets.items():
         unit = aim["deviation"].square() + MIN_VARIANCE
-        differences = [(found[name][moment] - aim[moment]).square() / unit for moment in ("mean", "deviation")]
+        differences = [(simulated[name][moment] - aim[moment]).square() / unit for moment in ("mean", "deviation")]
         layers.append(sum(difference.mean() for difference in differences))
     return torch.stack([torch.as_tensor(layer) for layer in layers]).mean()
 

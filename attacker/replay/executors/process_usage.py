@@ -57,14 +57,14 @@ def count_oom_kills() -> dict[str, int]:
     return found
 
 
-def describe_kill(megabytes: float | None, limit: float | None, before: dict[str, int]) -> str:
+def describe_kill(megabytes: float | None, limit: float | None, kills_at_start: dict[str, int]) -> str:
     """Return as text how much memory a process that was killed by SIGKILL had used, and whether the kernel lacked memory.
 
     The text says by how much the counts of `count_oom_kills` grew since the process started; these kills may be of other
     processes.
 
     megabytes: memory of the process in MB when it was last measured; None if never. limit: its memory limit in MB, or None.
-    before:    what `count_oom_kills` returned when the process started.
+    kills_at_start:    what `count_oom_kills` returned when the process started.
     """
     if megabytes is None:
         took = "its memory was not measured"
@@ -72,11 +72,11 @@ def describe_kill(megabytes: float | None, limit: float | None, before: dict[str
         allowed = "" if limit is None else f" of at most {limit:.0f} MB"
         took = f"it used {megabytes:.0f} MB{allowed} when it was last measured"
     now = count_oom_kills()
-    moved = [f"{where} by {now[where] - count}" for where, count in before.items() if now.get(where, count) > count]
+    moved = [f"{where} by {now[where] - count}" for where, count in kills_at_start.items() if now.get(where, count) > count]
     if moved:
         kernel = f"killed processes for lack of memory in the meantime ({', '.join(moved)})"
     else:
-        kernel = "killed no process for lack of memory in the meantime" if before else "does not report lack of memory"
+        kernel = "killed no process for lack of memory in the meantime" if kills_at_start else "does not report lack of memory"
     return f"{took}; the kernel {kernel}"
 
 

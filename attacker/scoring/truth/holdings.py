@@ -16,14 +16,16 @@ from fedsim.recording.safe_files import DamagedFile
 from fedsim.truth import TruthReader
 
 
-def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, Any]] | None = None) -> tuple[Dataset, list[int]]:
+def load_holdings(
+    readers: Sequence[TruthReader], override: tuple[str, dict[str, Any]] | None = None
+) -> tuple[Dataset, list[int]]:
     """Return the data sets that folders of truth refer to, joined into one, and for each folder where its data set begins there.
 
     The joined data set has the training examples of all sets, one set after the other; the beginnings are indices of examples.
 
-    readers: one per folder, at least one. given: name and arguments of a data set to load instead of what truth describes, such
-    as one that lies elsewhere; it must have the content that truth refers to, so that all readers must then refer to the same
-    data set.
+    readers: one per folder, at least one. override: name and arguments of a data set to load instead of what truth describes,
+    such as one that lies elsewhere; it must have the content that truth refers to, so that all readers must then refer to the
+    same data set.
     Raises ValueError if truth does not describe a data set, if a data set's content differs from what truth refers to, or if the
     specifications (shape, classes, columns) of the sets differ.
     """
@@ -34,7 +36,7 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
         if expected in found:
             continue
         try:
-            data = _load_described(reader.dataset, given, beside=reader.folder.parent / "data")
+            data = _load_described(reader.dataset, override, beside=reader.folder.parent / "data")
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
             problem = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", problem) from None
@@ -58,18 +60,18 @@ def load_holdings(readers: Sequence[TruthReader], given: tuple[str, dict[str, An
     return joined, [starts[reader.dataset["content_hash"]] for reader in readers]
 
 
-def _load_described(described: dict[str, Any], given: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
+def _load_described(described: dict[str, Any], override: tuple[str, dict[str, Any]] | None, *, beside: Path | None) -> Dataset:
     """Load the data set that truth describes, or the one that the user gives instead.
 
-    described: content of `dataset.json`. given: name and arguments of the user's data set; if it is of the same kind as the one
-    in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set. It
-    is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the client's files to
-    another machine.
+    described: content of `dataset.json`. override: name and arguments of the user's data set; if it is of the same kind as the
+    one in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set.
+    It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the client's files
+    to another machine.
     """
     name, arguments = described["name"], described["arguments"]
-    if given:
-        same = datasets.split_name(given[0])[0] == datasets.split_name(name)[0]
-        name, arguments = given[0], {**(arguments if same else {}), **given[1]}
+    if override:
+        same = datasets.split_name(override[0])[0] == datasets.split_name(name)[0]
+        name, arguments = override[0], {**(arguments if same else {}), **override[1]}
     kind, positional = datasets.split_name(name)
     if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))

@@ -117,17 +117,17 @@ def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
     return None if source.null else next(nulls, None)
 
 
-def read_source(run: Path, name: str, manifest: Manifest | None, before: Source | None = None) -> Source:
+def read_source(run: Path, name: str, manifest: Manifest | None, previous: Source | None = None) -> Source:
     """Read the results in the folder `name` below `reconstructions/` of `run`.
 
-    manifest: manifest of the recording, for a check that the attack is on this recording; None skips the check. before: the
+    manifest: manifest of the recording, for a check that the attack is on this recording; None skips the check. previous: the
     results at an earlier time; reconstructions, failures and attack.json are only read again if they have changed since then.
     Raises ValueError with a message for users if attack.json is missing, invalid, or of another recording. A reconstruction that
     cannot be read counts as a failure of its case.
     """
     folder = run / "reconstructions" / name
     mark = read_mark(time.time(), folder / "attack.json")
-    description = before if before is not None and before.facts == mark else _read_description(run, name, manifest)
+    description = previous if previous is not None and previous.facts == mark else _read_description(run, name, manifest)
     answers: dict[str, ReconstructionSummary] = {}
     failures: dict[str, str] = {}
     files: dict[str, tuple[Mark, ReconstructionSummary | str]] = {}
@@ -140,7 +140,7 @@ def read_source(run: Path, name: str, manifest: Manifest | None, before: Source 
         key, read = _parse_name(file)
         if key not in description.cases:
             continue
-        earlier = before.files.get(file) if before is not None else None
+        earlier = previous.files.get(file) if previous is not None else None
         files[file] = earlier if earlier is not None and earlier[0] == at else (at, read(run, path))
         result = files[file][1]
         if isinstance(result, str):

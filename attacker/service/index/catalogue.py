@@ -163,9 +163,9 @@ class Catalogue:
         index cannot be read.
         """
 
-        def read(before: IndexedRows | None) -> IndexedRows:
+        def read(previous: IndexedRows | None) -> IndexedRows:
             try:
-                return read_rows(run.folder, run.index.rounds, before)
+                return read_rows(run.folder, run.index.rounds, previous)
             except ValueError:  # damaged since the last scan; the next one will report it
                 return IndexedRows({}, {})
 
@@ -239,15 +239,15 @@ class Catalogue:
         return [self._load_source(run, name) for name in run.sources]
 
     def _load_source(self, run: CatalogueRun, name: str) -> Source | str:
-        def read(before: Source | str | None) -> Source | str:
+        def read(previous: Source | str | None) -> Source | str:
             try:
-                return read_source(run.folder, name, run.manifest, before if isinstance(before, Source) else None)
+                return read_source(run.folder, name, run.manifest, previous if isinstance(previous, Source) else None)
             except ValueError as error:
                 return format_error(error, run.folder)
 
         return self._sources.get((run.id, name), (run.marks["manifest"], run.sources[name]), read)
 
-    def _scan_folder(self, id: str, folder: Path, before: CatalogueRun | None) -> CatalogueRun:
+    def _scan_folder(self, id: str, folder: Path, previous: CatalogueRun | None) -> CatalogueRun:
         now = time.time()
         at = {"manifest": "recording/manifest.json", "index": INDEX_FILE}
         at |= {"training": "metrics.jsonl", "scores": "scores.jsonl"}
@@ -258,17 +258,17 @@ class Catalogue:
             if SAFE_NAME.fullmatch(path.name)
         }
         truth = bool(self.settings.list_truth(folder))
-        if before and (before.marks, before.sources, before.summary["truth"]) == (marks, sources, truth):
-            return before
-        identity, manifest, wrong = before.identity if before else "", before.manifest if before else None, ""
-        if before is None or before.marks["manifest"] != marks["manifest"]:
+        if previous and (previous.marks, previous.sources, previous.summary["truth"]) == (marks, sources, truth):
+            return previous
+        identity, manifest, wrong = previous.identity if previous else "", previous.manifest if previous else None, ""
+        if previous is None or previous.marks["manifest"] != marks["manifest"]:
             identity, manifest, wrong = _read_manifest(folder)
         elif manifest is None:
-            wrong = before.summary["trouble"][0]
+            wrong = previous.summary["trouble"][0]
         index = Index()
         if manifest is not None:
-            same = before is not None and before.manifest is manifest and before.marks["index"] == marks["index"]
-            index = before.index if before is not None and same else read_index(folder, before.index if before else None)
+            same = previous is not None and previous.manifest is manifest and previous.marks["index"] == marks["index"]
+            index = previous.index if previous is not None and same else read_index(folder, previous.index if previous else None)
         trouble = [wrong] if wrong else list(index.trouble)
         summary = views.describe_recording(id, manifest, index, truth=truth, trouble=trouble)
         version = _hash_parts(marks, sources, truth)
@@ -296,8 +296,8 @@ def _read_manifest(folder: Path) -> tuple[str, Manifest | None, str]:
         return "", None, format_error(error, folder)
 
 
-def _find_arrived(run: CatalogueRun, before: CatalogueRun | None) -> list[ArrivedRound]:
-    known = before.index.attempts if before and before.identity == run.identity else {}
+def _find_arrived(run: CatalogueRun, previous: CatalogueRun | None) -> list[ArrivedRound]:
+    known = previous.index.attempts if previous and previous.identity == run.identity else {}
     now, attempts = time.time(), run.index.attempts
     return [
         ArrivedRound(run.id, number, now - marks[-1] if isinstance(marks[-1], float) else None)

@@ -76,36 +76,36 @@ def hash_manifest(folder: Path) -> str:
     return hashlib.sha256(read_bytes(folder / "recording", "manifest.json", limit=MAX_BYTES)).hexdigest()[:32]
 
 
-def read_index(folder: Path, before: Index | None) -> Index:
+def read_index(folder: Path, previous: Index | None) -> Index:
     """Read the state of the index of the run in `folder`. Damage is reported in `Index.damage`, not raised.
 
-    before: the state at an earlier time; only rows of rounds that changed since then are checked for damage. None checks all.
+    previous: the state at an earlier time; only rows of rounds that changed since then are checked for damage. None checks all.
     """
-    before = before or Index()
+    previous = previous or Index()
     try:
         recording = Recording(folder / "recording")
         rounds = _read_rounds(recording.folder)
         clients = tuple(recording.list_clients())
     except (ValueError, OSError) as error:
         return Index(damage={0: (format_error(error, folder),)})
-    changed = {number for number, marks in rounds.items() if before.rounds.get(number) != marks} | {0}
-    damage = {number: messages for number, messages in before.damage.items() if number in rounds and number not in changed}
+    changed = {number for number, marks in rounds.items() if previous.rounds.get(number) != marks} | {0}
+    damage = {number: messages for number, messages in previous.damage.items() if number in rounds and number not in changed}
     found: dict[int, list[str]] = {}
-    _read_rows(recording, changed - {0} if before.rounds else None, found, folder)
+    _read_rows(recording, changed - {0} if previous.rounds else None, found, folder)
     return Index(
         rounds=rounds, clients=clients, damage={**damage, **{number: tuple(problems) for number, problems in found.items()}}
     )
 
 
-def read_rows(folder: Path, rounds: RoundMarks, before: "IndexedRows | None" = None) -> "IndexedRows":
+def read_rows(folder: Path, rounds: RoundMarks, previous: "IndexedRows | None" = None) -> "IndexedRows":
     """Return the rows of the index; rows that cannot be read are left out.
 
-    rounds: `Index.rounds` as returned by `read_index`. before: rows at an earlier time; rounds that have not changed since then
+    rounds: `Index.rounds` as returned by `read_index`. previous: rows at an earlier time; rounds that have not changed since then
     are taken from it. Raises ValueError if the recording cannot be opened.
     """
-    before = before or IndexedRows({}, {})
-    changed = [number for number, marks in rounds.items() if before.rounds.get(number) != marks]
-    kept = {number: rows for number, rows in before.by_round.items() if number in rounds and number not in set(changed)}
+    previous = previous or IndexedRows({}, {})
+    changed = [number for number, marks in rounds.items() if previous.rounds.get(number) != marks]
+    kept = {number: rows for number, rows in previous.by_round.items() if number in rounds and number not in set(changed)}
     if changed:
         recording = Recording(folder / "recording")
         for row in _read_rows(recording, changed if kept else None, {}, folder):

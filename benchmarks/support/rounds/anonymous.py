@@ -14,9 +14,9 @@ from torch import Generator
 
 from attacker.attacks import Case, spans
 from attacker.attacks.cases import UNNAMED_CLIENT
-from attacker.attacks.multi_round.spans.anonymous import group_updates
-from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
-from attacker.attacks.multi_round.spans.recovery import count_all_shared
+from attacker.attacks.multi_round.spans.client_groups import group_updates
+from attacker.attacks.multi_round.spans.layer_updates import compute_spaces, require_input_layer
+from attacker.attacks.multi_round.spans.row_space import count_all_shared
 from fedsim.recording import Observation, Training
 
 CLIENTS, EXAMPLES, BATCH, EPOCHS = 6, 32, 8, 3

@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 from attacker.attacks import Case, cohort_spans
 from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_groups, list_owners
 from attacker.attacks.multi_round.spans.cohorts import isolate_clients
-from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
+from attacker.attacks.multi_round.spans.layer_updates import compute_spaces, require_input_layer
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import rank_candidates
 from fedsim.recording import Observation, Training

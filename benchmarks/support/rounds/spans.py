@@ -15,8 +15,8 @@ from support.splits import Images, load_images
 from torch import Generator
 
 from attacker.attacks import Case, spans
-from attacker.attacks.multi_round.spans.observed_layer import compute_spaces, require_input_layer
-from attacker.attacks.multi_round.spans.recovery import count_all_shared
+from attacker.attacks.multi_round.spans.layer_updates import compute_spaces, require_input_layer
+from attacker.attacks.multi_round.spans.row_space import count_all_shared
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.assignment import keep_first
 from fedsim.recording import Training

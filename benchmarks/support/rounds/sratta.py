@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks import Case
-from attacker.attacks.multi_round.spans.layer_rows import join_parameters
-from attacker.attacks.multi_round.spans.observed_layer import require_input_layer
+from attacker.attacks.multi_round.spans.layer_updates import join_parameters, require_input_layer
 
 LEVELS, MAX_GRID_DISTANCE = 255, 1 / (256 * 20)
 """Number of steps between 0 and 1 of stored values, and largest distance of an example's values to the nearest step."""

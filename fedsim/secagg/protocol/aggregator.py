@@ -131,8 +131,8 @@ class Aggregator:
             )
         return key
 
-    def _recover_secret(self, member: int, given: Mapping[int, Mapping[int, bytes]]) -> bytes:
-        shares = {holder: shares_held[member] for holder, shares_held in given.items() if member in shares_held}
+    def _recover_secret(self, member: int, shares_by_holder: Mapping[int, Mapping[int, bytes]]) -> bytes:
+        shares = {holder: shares_held[member] for holder, shares_held in shares_by_holder.items() if member in shares_held}
         if len(shares) < self.agreement.threshold:
             around = len(self._graph[member]) + 1
             raise RoundLost(
@@ -155,13 +155,13 @@ class Aggregator:
                 f"threshold is {self.agreement.threshold}, so that {_MEANS[stage]}"
             )
 
-    def _check_neighbours(self, left: Collection[int], stage: Stage) -> None:
-        """Raise RoundLost if a member in `left`, counted with its neighbours in `left`, makes a group smaller than the threshold.
+    def _check_neighbours(self, present: Collection[int], stage: Stage) -> None:
+        """Raise RoundLost if a member in `present` and its neighbours in `present` are fewer than the threshold.
 
-        left: members that answered the exchange `stage`. A member in too small a group would refuse the next exchange.
+        present: members that answered the exchange `stage`. A member in too small a group would refuse the next exchange.
         """
-        for member in sorted(left):
-            near = len((self._graph[member] | {member}) & frozenset(left))
+        for member in sorted(present):
+            near = len((self._graph[member] | {member}) & frozenset(present))
             if near < self.agreement.threshold:
                 raise RoundLost(
                     f"of the group of {len(self._graph[member]) + 1} clients, member {member} and its neighbours, only {near} "

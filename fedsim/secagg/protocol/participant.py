@@ -205,8 +205,8 @@ def _describe_message(me: Participant, sender: int, receiver: int) -> str:
     return f"in {me.context}, from {sender} to {receiver}"
 
 
-def _check_stage(before: Stage, stage: Stage, me: Participant) -> None:
-    if me.done != before:
+def _check_stage(previous: Stage, stage: Stage, me: Participant) -> None:
+    if me.done != previous:
         raise ValueError(
             f"the server asks for exchange '{stage}' of {me.context} after '{me.done}'; exchanges are answered once each, in "
             "order"

@@ -109,8 +109,6 @@ SAME_START = {
 """Switches of how gradients are compared, not of where a search starts; VARIANTS must set every other one."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "noise": lambda u: torch.randn(u.shape, generator=torch.Generator().manual_seed(1)),
-    "zeros": torch.zeros_like,
-    "scaled": lambda u: 1000 * u,
     "no number": lambda u: torch.full_like(u, float("nan")),
 }
 MEASURED = {"seconds"}

@@ -214,16 +214,6 @@ def test_route_is_refused_for_attacks_without_routes(run: Path) -> None:
     assert "unknown route 'magic'. Known: auto, " in unknown.output
 
 
-def test_unknown_clients_and_rounds_are_refused_with_the_known_ones(run: Path) -> None:
-    names = ", ".join(sorted(path.stem for path in (run / "recording" / "rounds" / "00001").glob("*") if path.stem != "global"))
-    result = replay(run, "--client", "nobody")
-    assert result.exit_code == 2
-    assert f"holds no client 'nobody'. Its clients: {names}" in " ".join(result.stderr.split())
-    result = replay(run, "--rounds", "3")
-    assert result.exit_code == 2
-    assert "holds no round 3. Its rounds: 1" in " ".join(result.stderr.split())
-
-
 def test_workers_and_a_cluster_exclude_each_other(run: Path) -> None:
     result = replay(run, "--workers", "2", "--ray", "local")
     assert result.exit_code == 2

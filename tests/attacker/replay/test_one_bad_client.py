@@ -56,7 +56,7 @@ def describe(run: Path, part: str, **changes: object) -> None:
     path.write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**36, 2**52])
+@pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**52])
 def test_client_that_reports_too_many_examples_fails_alone(run: Path, bad: str, reported: int) -> None:
     describe(run, "training", steps=None, epochs=1)  # an epoch of one batch: the same step
     cases, megabytes = replay(run).measure_extent()
@@ -148,14 +148,6 @@ def test_a_round_is_absent_only_where_the_index_has_no_row_of_it(run: Path, bad:
     alter(run, "attempt", 0, "round = 2")
     unread = replay(run, rounds=both).run()
     assert (unread.notes, len(unread.failed)) == ([], 2)
-
-
-def test_command_line_counts_an_altered_row_as_failed(run: Path, bad: str) -> None:
-    alter(run, "attempt", 0, f"round = 1 AND client = '{bad}'")
-    result = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu")
-    assert result.exit_code == EXIT_FAILURES, result.stderr
-    assert "5 done, 0 were done before, 1 failed" in result.stderr
-    assert f"row 1, {bad!r}" in " ".join(result.stderr.split())
 
 
 def test_index_with_altered_rows_only_is_refused(run: Path) -> None:

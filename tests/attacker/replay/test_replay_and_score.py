@@ -1,6 +1,5 @@
 """Tests of replay and scoring on federations of the local engine: from a recording to rows of scores."""
 
-import dataclasses
 import json
 import shutil
 from importlib.metadata import version
@@ -208,12 +207,6 @@ def test_summary_includes_the_null_and_the_verdict(run: Path) -> None:
     json.dumps(summary.to_json(), allow_nan=False)
 
 
-def test_scoring_again_replaces_the_rows(run: Path) -> None:
-    scorer, done = Scorer(run, [run / "truth"]), replay(run).run()
-    scorer.score(done.folder), scorer.score(done.folder)
-    assert len(read_rows(run / "scores.jsonl")) == 12
-
-
 def test_true_examples_of_other_data_are_refused(run: Path) -> None:
     description = json.loads((run / "truth" / "dataset.json").read_text())
     (run / "truth" / "dataset.json").write_text(json.dumps({**description, "content_hash": "0"}))
@@ -291,14 +284,6 @@ def test_oracle_labels_repeat_with_repeated_examples(tmp_path: Path) -> None:
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
     assert len(scorer.truth.read_originals([CaseObservation(1, 1, (row.client,))])[0]) < row.num_examples
     assert len(read_true_labels(scorer, row)) == row.num_examples
-
-
-def test_interval_counts_an_example_of_several_rounds_once(run: Path) -> None:
-    rows = Scorer(run, [run / "truth"]).score(replay(run).run().folder)
-    again = [dataclasses.replace(row, case=f"again-{row.case}") for row in rows]
-    (once,), (twice,) = summarise(rows), summarise([*rows, *again])
-    assert twice.examples == 2 * once.examples
-    assert (twice.success.low, twice.success.high, twice.mse) == (once.success.low, once.success.high, once.mse)
 
 
 def test_a_null_is_compared_on_the_same_cases(run: Path) -> None:

@@ -105,20 +105,6 @@ def test_success_is_of_finished_cases_and_others_are_counted(ask: Ask, root: Pat
     assert (waiting["examples"], waiting["status"]) == ([], "waiting")
 
 
-def test_attacks_are_listed_with_the_numbers_of_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
-    answer_json = {one["source"]: one for one in ask(truth="own").json(f"{RUN}/attacks")["items"]}
-    (summary,) = summarise(read_rows(root / "digits" / "scores.jsonl"))
-    attack, null = (answer_json[name] for name in sources)
-    assert (attack["cases"], attack["done"], attack["scored"], attack["null"], null["null"]) == (6, 6, 6, False, True)
-    assert summary.psnr is not None
-    assert attack["success"] == pytest.approx(summary.success.value)
-    assert (attack["outcome"], attack["verdict"]) == (summary.verdict.outcome, summary.verdict.words)
-    assert attack["outcome"] == "recovered"
-    assert null["outcome"] is None
-    assert attack["psnr"] == pytest.approx(summary.psnr.value)
-    assert attack["success"] > null["success"]
-
-
 def test_failed_and_waiting_cases_count_as_in_the_report(ask: Ask, root: Path, sources: tuple[str, str]) -> None:
     """One case failed, another was not attacked yet, and the null lacks a third: shares, means and verdicts stay equal."""
     run = root / "digits"
@@ -319,11 +305,8 @@ def test_job_is_submitted_listed_cancelled_and_retried(ask: Ask) -> None:
     [
         ({"recording": "nothing"}, "spec.recording", "digits"),
         ({"attack": "cpx"}, "spec.attack", "cpl"),
-        ({"attack": "os:system"}, "spec.attack", "cpl"),
         ({"arguments": {"steps": -1}}, "spec.arguments.steps", "steps"),
-        ({"arguments": {"stepz": 1}}, "spec.arguments.stepz", "steps"),
         ({"rounds": "9-12"}, "spec.rounds", None),
-        ({"rounds": "all of them"}, "spec.rounds", None),
         ({"clients": ["nobody"]}, "spec.clients", None),
         ({"seed": "x"}, "spec.seed", None),
         ({"priority": 99}, "spec.priority", None),

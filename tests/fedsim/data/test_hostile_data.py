@@ -235,12 +235,6 @@ def test_for_an_image_of_an_unknown_format_the_message_lists_the_formats(picture
         datasets.load("imagefolder", path=str(pictures), size=4)
 
 
-@pytest.mark.parametrize("size", [200_000, 0, 10**15])
-def test_an_invalid_image_size_is_refused(pictures: Path, size: int) -> None:
-    with pytest.raises(ValueError, match=f"size must be 1 to 4096 pixels, got {size}"):
-        datasets.load("imagefolder", path=str(pictures), size=size)
-
-
 def test_a_format_that_starts_another_program_is_not_opened(pictures: Path) -> None:
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n"
     (pictures / "cats" / "7.eps").write_bytes(script)

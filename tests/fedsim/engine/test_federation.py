@@ -258,8 +258,6 @@ def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
         ({"client_cpus": 1000}, 0, r"at most \d+, the CPUs of this machine, got 1000"),
         ({"client_cpus": 0}, 0, "must be above 0 .* got 0"),
         ({"client_cpus": 0}, 1, "must be above 0 .* got 0"),
-        ({"client_cpus": -1}, 0, "must be above 0 .* got -1"),
-        ({"client_gpus": 1}, 0, "from 0 to 0, the GPUs of this machine, got 1"),
         ({"client_gpus": 3}, 2, "from 0 to 2, the GPUs of this machine, got 3"),
         ({"client_gpus": -1}, 1, "from 0 to 1, .* got -1"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 from torch import Tensor
 
-from fedsim.recording.codec import Payload, decode, encode, find_sent
+from fedsim.recording.codec import CODECS, Payload, decode, encode, find_sent
 from fedsim.recording.packing import palette, positions
 from fedsim.recording.packing.bits import compute_width, count_packed_bytes, pack, to_bits, unpack
 from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES
@@ -66,13 +66,13 @@ def oddities() -> dict[str, Tensors]:
     }
 
 
-@pytest.mark.parametrize("codec", PACKING)
+@pytest.mark.parametrize("codec", sorted(set(CODECS) - {"weights"}))
 @pytest.mark.parametrize("name", oddities())
 def test_every_bit_and_the_order_of_names_are_kept(codec: str, name: str, same_bits: Same) -> None:
     update = oddities()[name]
     found = back(update, codec)
     bytewise = {n: t.detach().contiguous().flatten().view(torch.uint8) for n, t in update.items() if t.numel()}
-    assert same_bits({n: found[n].flatten().view(torch.uint8) for n in bytewise}, bytewise)
+    assert same_bits({n: found[n].contiguous().flatten().view(torch.uint8) for n in bytewise}, bytewise)
     assert [(n, t.dtype, t.shape) for n, t in found.items()] == [(n, t.dtype, t.shape) for n, t in update.items()]
 
 

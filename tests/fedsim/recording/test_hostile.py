@@ -309,8 +309,6 @@ def test_excessive_training_settings_are_refused(recorded: Path, key: str) -> No
     ("key", "value"),
     [
         ("name", "x$(touch y)"),
-        ("name", "`id`"),
-        ("name", "a;b"),
         ("name", 'a"b'),
         ("name", ""),
         ("name", "a" * 201),

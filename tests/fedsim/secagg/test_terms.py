@@ -36,19 +36,16 @@ def test_defaults_follow_from_the_federation() -> None:
     ("table", "words"),
     [
         ({"threshold": 1}, "threshold must be a whole number from 2 to .*got 1"),
-        ({"threshold": "3"}, "threshold must be a whole number .*got '3'"),
         ({"threshold": True}, "threshold must be a whole number .*got True"),
         ({"neighbours": 3}, "neighbours must be even, got 3"),
         ({"neighbours": 0}, "neighbours must be a whole number from 2"),
         ({"clip": 0}, "clip must be positive and finite, got 0"),
         ({"clip": float("inf")}, "clip must be positive and finite, got inf"),
-        ({"bits": 1}, "bits must be a whole number from 2 to 31, got 1"),
         ({"bits": 32}, "bits must be a whole number from 2 to 31, got 32"),
         ({"max_weight": 0}, "max_weight must be a whole number from 1"),
         ({"reveal": 1}, r"reveal must be true or false \(whether clients send .* unmasked\), got 1"),
         ({"revel": True}, "unknown key 'revel'; known: threshold, neighbours, clip, bits, max_weight, reveal"),
         (3, "must be false, true or a table of threshold.*, got 3"),
-        ("yes", "must be false, true or a table of threshold.*, got 'yes'"),
     ],
 )
 def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> None:
@@ -106,11 +103,7 @@ def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path
     ("changes", "words"),
     [
         ({"strategy": "FedMedian"}, "strategy FedMedian acts on each client's own update"),
-        ({"strategy": "Krum"}, "strategy Krum acts on each client's own update"),
-        ({"clients": {"count": 5, "fraction": 0.2}}, "at least 2 clients a round"),
-        ({"secure_aggregation": {"threshold": 9}}, "threshold must be from 2 to 5"),
         ({"secure_aggregation": {"clipp": 9}}, "tiny.toml: secure_aggregation: unknown key 'clipp'"),
-        ({"secure_aggregation": 1}, "secure_aggregation must be false, true or a table"),
         (
             {"training": {"learning_rate": 1, "batch_size": 4, "steps": 1, "mode": "train", "buffers": "shared"}},
             "would send batch-norm statistics unmasked",

@@ -73,7 +73,7 @@ class LabelledExamples:
     mixed: Tensor
 
 
-def explain(
+def explain_batch(
     chain: Chain,
     weights: Tensors,
     loss: str,
@@ -178,22 +178,22 @@ class _LabelSimulation:
         """Return dL/dz of each of the examples x (N, F) with each of the K labels, each as a batch of one, (N, K, width)."""
         return compute_label_gradients(self.chain, self.weights, x, self.loss, self.classes)
 
-    def find_norm(self, x: Tensor, part: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
+    def find_norm(self, x: Tensor, observed: Tensor, bounds: tuple[Tensor, Tensor] | None) -> tuple[Tensor, bool]:
         """Return the input s x, the unit vector x (F,) scaled to its unknown norm s, and whether a second norm fits as well.
 
-        s is the norm for which s dL/dz, simulated for the input s x and the best label, has the smallest misfit to `part`
+        s is the norm for which s dL/dz, simulated for the input s x and the best label, has the smallest misfit to `observed`
         (width,): the observed dL/dz times the unknown norm. Of several norms that fit about equally well (twins), the one for
         which the values of s x leave `bounds` (lowest and highest possible inputs) least is chosen, or the largest one if they
         are equal in this.
         """
         low, high = (torch.tensor(end * len(x) ** 0.5).log() for end in NORM_RANGE)
         grid = torch.linspace(float(low), float(high), GRID_POINTS, dtype=x.dtype, device=x.device)
-        missed = self._compute_misfit(x, part, grid)
+        missed = self._compute_misfit(x, observed, grid)
         padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
         valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
         near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
         found = [
-            self._refine_norm(x, part, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
+            self._refine_norm(x, observed, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
         ]
         minimum = min(missed for _, missed in found)
         lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= minimum + TWIN_TOLERANCE}.values())
@@ -204,56 +204,56 @@ class _LabelSimulation:
             return candidates[max(range(len(candidates)), key=lambda i: (-max(outside[i], 1e-6), i))], len(candidates) > 1
         return candidates[-1], len(candidates) > 1
 
-    def _compute_misfit(self, x: Tensor, part: Tensor, grid: Tensor) -> Tensor:
+    def _compute_misfit(self, x: Tensor, observed: Tensor, grid: Tensor) -> Tensor:
         """Return the misfit |s dL/dz - part| / |part|, (G, K), of inputs s x with norms s = exp(grid), (G,), and K labels."""
         lengths = grid.exp()
         each = self.simulate_all_labels(lengths[:, None] * x)
-        result: Tensor = (lengths[:, None, None] * each - part).norm(dim=2) / part.norm()
+        result: Tensor = (lengths[:, None, None] * each - observed).norm(dim=2) / observed.norm()
         return result
 
-    def _refine_norm(self, x: Tensor, part: Tensor, place: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
+    def _refine_norm(self, x: Tensor, observed: Tensor, start: Tensor, label: int, step: Tensor) -> tuple[Tensor, float]:
         around, missed = torch.linspace(-1, 1, 9, dtype=x.dtype, device=x.device), torch.tensor(float("inf"))
         for _ in range(REFINEMENTS):
-            grid = place + step * around
-            values = self._compute_misfit(x, part, grid)[:, label]
-            place, missed, step = grid[values.argmin()], values.amin(), step / 4
-        return place, float(missed)
+            grid = start + step * around
+            values = self._compute_misfit(x, observed, grid)[:, label]
+            start, missed, step = grid[values.argmin()], values.amin(), step / 4
+        return start, float(missed)
 
 
-def _find_labels(each: Tensor, part: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
+def _find_labels(simulated: Tensor, observed: Tensor, spare: int) -> tuple[tuple[int, ...], float]:
     """Return labels for one input, one for each time that it seems to occur in the batch, and their misfit.
 
-    each: (K, width), the simulated gradients dL/dz of the input for each of K labels. part: (width,), the observed dL/dz.
-    The labels are those whose simulated gradients add up best to `part`. The misfit is the norm of the difference, relative to
-    the norm of `part`. There are at least one and at most 1 + `spare` labels, fewer if there were more than
+    simulated: (K, width), the gradients dL/dz of the input for each of K labels. observed: (width,), the observed dL/dz.
+    The labels are those whose simulated gradients add up best to `observed`. The misfit is the norm of the difference, relative
+    to the norm of `observed`. There are at least one and at most 1 + `spare` labels, fewer if there were more than
     MAX_LABEL_COMBINATIONS combinations. More labels are used only if the misfit is then less than a tenth of the misfit of fewer
     labels. If the misfit exceeds MAX_SCALED_MISFIT, the result is the one label whose gradient has the most similar direction.
     """
     best: tuple[tuple[int, ...], float] = ((0,), float("inf"))
     for count in range(1, spare + 2):
-        if comb(len(each) + count - 1, count) > MAX_LABEL_COMBINATIONS:
+        if comb(len(simulated) + count - 1, count) > MAX_LABEL_COMBINATIONS:
             break
-        sets = list(combinations_with_replacement(range(len(each)), count))
-        missed = (each[torch.tensor(sets)].sum(dim=1) - part).norm(dim=1) / part.norm()
+        sets = list(combinations_with_replacement(range(len(simulated)), count))
+        missed = (simulated[torch.tensor(sets)].sum(dim=1) - observed).norm(dim=1) / observed.norm()
         lowest = int(missed.argmin())
         if float(missed[lowest]) < 0.1 * best[1]:
             best = (sets[lowest], float(missed[lowest]))
     if best[1] > MAX_SCALED_MISFIT:
-        return (int(torch.cosine_similarity(each, part, dim=1).argmax()),), best[1]
+        return (int(torch.cosine_similarity(simulated, observed, dim=1).argmax()),), best[1]
     return best
 
 
-def _measure_angle(each: Tensor, part: Tensor) -> float:
-    """Return the smallest sine of the angle between `part` and one of the gradients `each` (see `_find_labels`).
+def _measure_angle(simulated: Tensor, observed: Tensor) -> float:
+    """Return the smallest sine of the angle between `observed` and one of the gradients `simulated` (see `_find_labels`).
 
     It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
     """
-    half = (torch.nn.functional.normalize(each, dim=1) - part / part.norm()).norm(dim=1) / 2
+    half = (torch.nn.functional.normalize(simulated, dim=1) - observed / observed.norm()).norm(dim=1) / 2
     return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())
 
 
-def _measure_distance(each: Tensor, part: Tensor) -> float:
-    """Return the distance of `part` from the span of the gradients `each` (see `_find_labels`), over the norm of `part`."""
-    left, value, _ = torch.linalg.svd(each.T, full_matrices=False)
+def _measure_distance(simulated: Tensor, observed: Tensor) -> float:
+    """Return the distance of `observed` from the span of `simulated` (see `_find_labels`), over the norm of `observed`."""
+    left, value, _ = torch.linalg.svd(simulated.T, full_matrices=False)
     basis = left[:, value > MIN_SINGULAR_VALUE * value[0]]
-    return float((part - basis @ (basis.T @ part)).norm() / part.norm())
+    return float((observed - basis @ (basis.T @ observed)).norm() / observed.norm())

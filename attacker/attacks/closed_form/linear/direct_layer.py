@@ -105,7 +105,7 @@ def is_followed_by_relu(observed: StackedObservations, layer: DirectLayer) -> bo
     return used.shape == z.shape and bool(used.any()) and bool((z < 0).any()) and not bool((used & (z < 0)).any())
 
 
-def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
+def recover_direct_example(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
     """Return the only example of case i, from the gradient of a layer that sees it directly, and its label.
 
     The label is the one whose simulated gradient fits best or, with many classes, inferred from the last layer.
@@ -119,7 +119,7 @@ def divide(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gener
     return DirectAnswer(x=x, y=choose_label(observed, x, i, rng), certainty=certainty[None], notes=(note,) if note else ())
 
 
-def separate(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
+def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
     """Return the examples of a batch, case i, that the gradient of a layer followed by ReLU separates, and their labels.
 
     An example that is computed from a single neuron counts only if it has the values of an 8-bit image.
@@ -127,7 +127,7 @@ def separate(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gen
     weight, bias = layer.parameters
     wide, narrow = (layer.width,), any(w.ndim > 2 and w.shape[1] <= 2 for w in observed.weights.values())
     size, ends = (observed.data.size,), (layer.shift, layer.scale + layer.shift)
-    seen = LayerGradient(
+    gradient = LayerGradient(
         Layer(
             name=layer.name, weight=weight, bias=bias, inputs=size, product_inputs=size, product_outputs=wide, outputs=wide,
             shape=(*wide, *size), activation=RELU,
@@ -138,16 +138,15 @@ def separate(observed: StackedObservations, layer: DirectLayer, i: int, rng: Gen
         uniform=narrow,
         shares_direction=narrow,
     )  # fmt: skip
-    found = recover_from_layer(seen, observed.examples, rng)
-    kept = (found.certainty > SINGLE_NEURON_CERTAINTY) | seen.is_eight_bit(found.x)
+    found = recover_from_layer(gradient, observed.examples, rng)
+    kept = (found.certainty > SINGLE_NEURON_CERTAINTY) | gradient.is_eight_bit(found.x)
     if not bool(kept.any()):
         return _build_empty(observed, found.note or NOTHING_DIRECT)
     inputs = found.x[kept]
     x = layer.restore_examples(inputs, observed.data)
-    parts = _find_parts(seen.rows, inputs)
-    y, explained = _explain_parts(observed, layer, x, parts)
+    y, explained = _choose_labels(observed, layer, x, _solve_output_gradients(gradient.rows, inputs))
     y, missed = _correct_labels(observed, i, x, y)
-    sure = explained | seen.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
+    sure = explained | gradient.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
     certainty = found.certainty[kept].masked_fill(~sure, torch.nan)
     return DirectAnswer(x=x, y=y, certainty=certainty, notes=(found.note,) if found.note else ())
 
@@ -158,7 +157,7 @@ def _build_empty(observed: StackedObservations, note: str) -> DirectAnswer:
     )
 
 
-def _find_parts(rows: Tensor, inputs: Tensor) -> Tensor:
+def _solve_output_gradients(rows: Tensor, inputs: Tensor) -> Tensor:
     """Return each example's part of the gradient at the layer's outputs, (N, M), NaN for neurons that unknown examples turn on.
 
     rows: (M, F + 1), the layer's gradient. inputs: (N, F).
@@ -169,18 +168,18 @@ def _find_parts(rows: Tensor, inputs: Tensor) -> Tensor:
     return parts.T.masked_fill(missed, torch.nan)
 
 
-def _explain_parts(observed: StackedObservations, layer: DirectLayer, x: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the labels (N,) whose gradients are most similar in direction to the parts (N, M), and a mask of those that agree.
+def _choose_labels(observed: StackedObservations, layer: DirectLayer, x: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels (N,) whose gradients are most similar in direction to `gradients` (N, M), and a mask of those that agree.
 
-    A part agrees with a label if it is parallel to the label's gradient, up to MAX_TURNED, and if the gradients of the labels are
-    not all parallel, as they are at neurons whose outputs the network adds up. No part agrees if the network fails.
+    A gradient agrees with a label if it is parallel to the label's gradient, up to MAX_TURNED, and if the gradients of the labels
+    are not all parallel, as they are at neurons whose outputs the network adds up. None agrees if the network fails.
     """
     y, explained = (torch.zeros(len(x), dtype=kind, device=x.device) for kind in (torch.long, torch.bool))
     try:
         every = observed.differentiate_outputs(layer.name, x)
     except Exception:  # a user's network may fail in any way, such as at batch normalisation of one example
         return y, explained
-    for k, part in enumerate(parts):
+    for k, part in enumerate(gradients):
         known = ~part.isnan()
         each, own = every[:, k, known], part[known]
         units = torch.nn.functional.normalize(each, dim=1)

@@ -102,15 +102,15 @@ class DirectionPool:
         order = order[~torch.tril(same, diagonal=-1).any(dim=1)][:POOL_SIZE]
         self.q, self.off, self.score = q[order], off[order], score[order]
 
-    def unmix(self, found: Tensor, doubtful: Tensor) -> None:
-        """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction of `found`.
+    def unmix(self, directions: Tensor, doubtful: Tensor) -> None:
+        """Add, for each doubtful direction, candidates that differ from it by a multiple of another direction of `directions`.
 
         Two mixed directions are separated by the multiple that creates most zeros. For each other direction, each row proposes
         the multiple that makes it zero; the distinct candidates with most zeros are added, at most MAX_UNMIXED for each doubtful
         direction. Of the pool, the POOL_SIZE best directions are kept.
-        found: directions in the coordinates of the factors, one per column, (R, R). doubtful: (R,) mask.
+        directions: directions in the coordinates of the factors, one per column, (R, R). doubtful: (R,) mask.
         """
-        q = torch.linalg.solve(self.space.back, found).T
+        q = torch.linalg.solve(self.space.back, directions).T
         q = q / q.norm(dim=1, keepdim=True)
         along = q @ self.space.rows.T
         for i in doubtful.nonzero()[:, 0].tolist():

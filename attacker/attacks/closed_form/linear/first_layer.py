@@ -21,7 +21,7 @@ from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.isolation import recover_isolated
 from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient, LinearAnswer, augment, build_empty_answer
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
-from attacker.attacks.closed_form.linear.single_example import recover_alone, recover_single
+from attacker.attacks.closed_form.linear.single_example import recover_rank_one, recover_single
 from attacker.attacks.closed_form.linear.whole_batch import DirectionSearch, note_fewer, recover_batch
 from attacker.attacks.networks.chain import Chain
 from attacker.attacks.networks.layers import Layer
@@ -52,12 +52,17 @@ def recover_linear(
     layer = chain.layers[0]
     if (reason := _explain_refusal(layer, gradient)) is not None:
         return build_empty_answer(layer, reason)
-    seen = LayerGradient.of_first_layer(chain, weights, gradient, bounds)
-    return recover_from_layer(seen, examples, rng, samples=samples, templates=lambda: build_templates(chain, weights, bounds))
+    return recover_from_layer(
+        LayerGradient.of_first_layer(chain, weights, gradient, bounds),
+        examples,
+        rng,
+        samples=samples,
+        templates=lambda: build_templates(chain, weights, bounds),
+    )
 
 
 def recover_from_layer(
-    seen: LayerGradient,
+    gradient: LayerGradient,
     examples: int | None,
     rng: Generator,
     *,
@@ -68,20 +73,21 @@ def recover_from_layer(
 
     templates: function that returns known values which the gradient takes, see `DirectionSearch`, or None.
     """
-    layer = seen.layer
+    layer = gradient.layer
     if examples == 1:
-        return replace(recover_single(seen), ambiguous=seen.shares_direction)
-    factors = factorise(seen.rows, examples)
+        return replace(recover_single(gradient), ambiguous=gradient.shares_direction)
+    factors = factorise(gradient.rows, examples)
     if factors is not None and factors.rank == 1:
-        alone = recover_alone(seen, note_fewer(1, examples))
-        if seen.shares_direction and not bool(seen.is_eight_bit(alone.x).any()):  # the values of a mixture have more than 8 bits
+        alone = recover_rank_one(gradient, note_fewer(1, examples))
+        eight_bit = bool(gradient.is_eight_bit(alone.x).any())  # the values of a mixture have more than 8 bits
+        if gradient.shares_direction and not eight_bit:
             return build_empty_answer(layer, _explain_shared_direction(layer, examples), rank=1)
         return alone
     if layer.activation.name != "relu":
         return build_empty_answer(layer, _explain_missing_zeros(layer), rank=factors.rank if factors else 0)
     if factors is None or factors.saturated:
-        return recover_isolated(seen, examples, _explain_missing_rank(seen.rows, examples, factors))
-    return recover_batch(seen, factors, examples, DirectionSearch(templates=templates(), rng=rng, samples=samples))
+        return recover_isolated(gradient, examples, _explain_missing_rank(gradient.rows, examples, factors))
+    return recover_batch(gradient, factors, examples, DirectionSearch(templates=templates(), rng=rng, samples=samples))
 
 
 def _explain_refusal(layer: Layer, gradient: Tensors) -> str | None:

@@ -27,7 +27,7 @@ SPARE_ROWS = 4
 """Number of rows beyond the rank that must be off for a known example, so that they determine its direction."""
 
 
-def find_beside(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
+def find_remaining(factors: Factors, known: Tensor, forward: Tensor, constant: Tensor, find: FindDirections) -> Directions | None:
     """Return the directions of all R examples, of which some are known.
 
     Returns None if no known example determines its direction, or if the directions of the others are not found.
@@ -78,11 +78,11 @@ def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant
     return (p[:0], q[:, :0]) if int(failed) else (p, q @ inverse)
 
 
-def _subtract(factors: Factors, p: Tensor, q: Tensor, rest: Tensor) -> Factors:
+def _subtract(factors: Factors, p: Tensor, q: Tensor, complement: Tensor) -> Factors:
     """Return what is left of a gradient without the parts of known examples p (K, R) with directions q (R, K).
 
-    The result's basis consists of the combinations `rest` (R, R - K) of the basis of `factors`.
+    The result's basis consists of the combinations `complement` (R, R - K) of the basis of `factors`.
     """
-    coordinates = (factors.coordinates - (factors.coordinates @ q) @ p) @ rest
-    live = factors.live & (coordinates.norm(dim=1) > NOISE_LEVEL * factors.noise * rest.shape[1] ** 0.5)
-    return factors._replace(coordinates=coordinates, basis=rest.T @ factors.basis, live=live)
+    coordinates = (factors.coordinates - (factors.coordinates @ q) @ p) @ complement
+    live = factors.live & (coordinates.norm(dim=1) > NOISE_LEVEL * factors.noise * complement.shape[1] ** 0.5)
+    return factors._replace(coordinates=coordinates, basis=complement.T @ factors.basis, live=live)

@@ -120,6 +120,16 @@ def _estimate_noise(rows: Tensor, coordinates: Tensor, basis: Tensor) -> Tensor:
     return torch.maximum(measured, rounding / 4).clamp(min=torch.finfo(rows.dtype).tiny)
 
 
+def whiten(factors: Factors) -> tuple[Tensor, Tensor]:
+    """Return the live rows (M', R), whitened so that their mean square is 1 along each direction, and the matrix back (R, R).
+
+    The matrix maps directions from whitened coordinates to those of the factors. It is not finite if the rows have rank below R.
+    """
+    left, value, right = torch.linalg.svd(factors.coordinates[factors.live], full_matrices=False)
+    scale = len(left) ** 0.5
+    return left * scale, right.T / value * scale
+
+
 def polish(rows: Tensor, noise: Tensor, active: Tensor, x: Tensor, *, rounds: int = 2) -> tuple[Tensor, Tensor, float]:
     """Fit rows (M, F) by D x for a given zero pattern of D, and return D (M, B), x (B, F) and the root mean squared residual.
 

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.low_rank import Factors
+from attacker.attacks.closed_form.linear.low_rank import Factors, whiten
 from attacker.attacks.closed_form.linear.sparse import Directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern, measure_agreement
 
@@ -35,7 +35,7 @@ INVERSE_SHIFT, INVERSE_ITERATIONS = 1e-13, 4
 EQUAL_COSINE = 1 - 1e-8
 """Cosine from which two directions count as one."""
 MIN_SCORE = 0.6
-"""Smallest score, see `_fill`, at which an exact direction replaces an approximate one."""
+"""Smallest score, see `_replace_by_exact`, at which an exact direction replaces an approximate one."""
 MIN_INDEPENDENT = 0.02
 """Smallest norm of the part of a unit direction outside the span of the others."""
 
@@ -50,22 +50,6 @@ class RefinedDirections(NamedTuple):
     replaced: Tensor
 
 
-class _Whitened(NamedTuple):
-    """The live rows of a gradient (M', R), whitened so that their mean square is 1 in each direction.
-
-    back: (R, R) matrix that maps directions from whitened coordinates to the coordinates of the factors.
-    """
-
-    rows: Tensor
-    back: Tensor
-
-    @staticmethod
-    def of(factors: Factors) -> "_Whitened":
-        left, value, right = torch.linalg.svd(factors.coordinates[factors.live], full_matrices=False)
-        scale = len(left) ** 0.5
-        return _Whitened(left * scale, right.T / value * scale)
-
-
 def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Tensor) -> RefinedDirections | None:
     """Return the directions of the R examples of a batch (see `Directions`), exact where enough zeros of the gradient show it.
 
@@ -75,26 +59,24 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
     """
     if p.shape != (factors.rank, factors.rank) or int(factors.live.sum()) < factors.rank + SPARE_ZEROS:
         return None
-    space = _Whitened.of(factors)
+    rows, back = whiten(factors)
     start, info = torch.linalg.inv_ex(p)
     if int(info) or not bool(torch.isfinite(start).all()):
         return None
-    start = torch.linalg.solve(space.back, start).T
+    start = torch.linalg.solve(back, start).T
     q = start = start / start.norm(dim=1, keepdim=True)
     pool, replaced = start[:0], torch.zeros(len(start), dtype=torch.bool, device=start.device)
     for number in range(MAX_ROUNDS):
-        p, info = torch.linalg.inv_ex(space.back @ q.T)
+        p, info = torch.linalg.inv_ex(back @ q.T)
         if int(info):
             return None
         z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
-        tried = torch.stack(
-            [_find_sparse(space.rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))]
-        )
-        pool = _keep_exact(torch.cat([pool, tried]), space.rows)
-        before, (q, replaced) = replaced, _fill(pool, start, space.rows, z)
+        tried = torch.stack([_find_sparse(rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))])
+        pool = _keep_exact(torch.cat([pool, tried]), rows)
+        before, (q, replaced) = replaced, _replace_by_exact(pool, start, rows, z)
         if bool((replaced & before).all()):
             break
-    q = space.back @ q.T
+    q = back @ q.T
     q = _sharpen(q / q.norm(dim=0), replaced, factors)
     return RefinedDirections(Directions(q, measure_agreement(q, find_pattern(q, factors), forward, constant), 0), replaced)
 
@@ -149,7 +131,7 @@ def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]
 
 
-def _fill(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def _replace_by_exact(pool: Tensor, start: Tensor, rows: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return R independent directions (R, R), one per row, and a mask (R,) of those from the `pool` of exact directions.
 
     pool: (K, R), one per row. start: approximate directions (R, R), one per row; those that no exact one replaces remain.

@@ -8,14 +8,14 @@ from torch import Generator, Tensor
 
 from attacker.attacks.cases import seed_generator
 from attacker.attacks.closed_form.any_loss import can_measure_any_loss, measure_any_loss
-from attacker.attacks.closed_form.linear.batch_labels import assign_labels, explain
+from attacker.attacks.closed_form.linear.batch_labels import assign_labels, explain_batch
 from attacker.attacks.closed_form.linear.direct_layer import (
     DirectLayer,
     choose_label,
-    divide,
     find_direct_layer,
     is_followed_by_relu,
-    separate,
+    recover_direct_batch,
+    recover_direct_example,
 )
 from attacker.attacks.closed_form.linear.doubts import (
     MAX_AMBIGUOUS_MISFIT,
@@ -60,8 +60,9 @@ def solve_linear(observed: StackedObservations, rng: Generator, rgap: RgapSettin
     recovered example separately. The example gets the label whose simulated gradient is closest to this computed gradient or, if
     none is close, the label whose simulated gradient has the most similar direction. An example that seems to occur several times
     in the batch is returned several times, with one label each.
-    If the model is no such chain, a single example also follows from a linear layer that sees it directly, see `divide`, or that
-    sees its patches, see `solve_patches`, and a batch from a linear layer that sees it directly, before a ReLU, see `separate`.
+    If the model is no such chain, a single example also follows from a linear layer that sees it directly
+    (`recover_direct_example`) or that sees its patches (`solve_patches`), and a batch from a linear layer that sees it directly,
+    before a ReLU (`recover_direct_batch`).
     Raises ValueError if the model has neither a chain of layers that begins with a linear layer, nor such a layer.
     """
     first = choose_first_layer(observed)
@@ -152,7 +153,7 @@ def _solve_chain(observed: StackedObservations, chain: Chain, i: int, rng: Gener
 
 def _explain_batch(observed: StackedObservations, chain: Chain, i: int, linear: LinearAnswer) -> _Labelled:
     """Return the labels that explain each example's part of the gradient. Raises ValueError if these parts are not known."""
-    batch = explain(
+    batch = explain_batch(
         chain,
         observed.get_weights(i),
         observed.training.loss,
@@ -190,7 +191,7 @@ def _solve_direct_example(observed: StackedObservations, i: int, rng: Generator)
     layer = find_direct_layer(observed, i)
     if layer is None:
         return _build_empty(observed)
-    found = divide(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    found = recover_direct_example(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
     if not len(found.x):
         return ClosedFormAnswer(found.x, found.y, "linear", found.notes)
     eight_bit = observed.data.is_image and bool(is_eight_bit(found.x).all())
@@ -215,7 +216,7 @@ def _solve_direct_batch(observed: StackedObservations, i: int, rng: Generator) -
     layer = find_direct_layer(observed, i)
     if layer is None:
         return _build_empty(observed)
-    found = separate(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    found = recover_direct_batch(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
     whole = 0 < len(found.x) == observed.examples and float(found.certainty.min()) >= STOP_AGREEMENT
     return ClosedFormAnswer(
         found.x,

@@ -70,7 +70,7 @@ def _fit_rank_one(gradient: LayerGradient, note: str) -> LinearAnswer:
     return LinearAnswer(x=x, d=d, certainty=explained, rank=1, how="ratio", note=join_notes(note, UNSCALED), scaled=False)
 
 
-def recover_alone(gradient: LayerGradient, note: str) -> LinearAnswer:
+def recover_rank_one(gradient: LayerGradient, note: str) -> LinearAnswer:
     """Return the input of one example that seems to make up the whole gradient of a batch, which has rank one.
 
     Fewer than `MIN_ALONE_NEURONS` neurons with a gradient are no evidence of a single example: one row always has rank one.

@@ -51,7 +51,9 @@ class Directions(NamedTuple):
     samples: int
 
 
-def search(factors: Factors, forward: Tensor, rng: Generator, *, samples: int, constant: Tensor | None) -> Directions | None:
+def search_directions(
+    factors: Factors, forward: Tensor, rng: Generator, *, samples: int, constant: Tensor | None
+) -> Directions | None:
     """Search for the directions of the R examples of a batch (see `Directions`); return None if fewer than R are found.
 
     Candidates are directions orthogonal to R - 1 rows of the gradient that are drawn at random, preferably rows of neurons that
@@ -88,13 +90,13 @@ def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Te
     do not agree are exchanged for others of the pool if this increases the agreement, in at most MAX_EXCHANGES trials.
     """
     q = pool.convert_to_original(pool.q)
-    seen = find_pattern(q, factors)
+    pattern = find_pattern(q, factors)
     best: tuple[float, list[int], Tensor] | None = None
     for penalty in WRONG_SIDE_PENALTIES:
         chosen = pool.choose(penalty)
         if chosen is None:
             return None
-        score = measure_agreement(q[:, chosen], seen.select(chosen), forward, constant)
+        score = measure_agreement(q[:, chosen], pattern.select(chosen), forward, constant)
         if best is None or float(score.sum()) > best[0]:
             best = (float(score.sum()), chosen, score)
     assert best is not None
@@ -103,7 +105,7 @@ def _choose(pool: DirectionPool, factors: Factors, forward: Tensor, constant: Te
     spare = [i for i in range(len(pool.q)) if i not in chosen]
     for other, place in [(other, place) for other in spare for place in bad][:MAX_EXCHANGES]:
         trial = [other if k == place else i for k, i in enumerate(chosen)]
-        new = measure_agreement(q[:, trial], seen.select(trial), forward, constant)
+        new = measure_agreement(q[:, trial], pattern.select(trial), forward, constant)
         if float(new.sum()) > total + 1e-9:
             total, chosen, score = float(new.sum()), trial, new
     return Directions(q[:, chosen], score, 0)

@@ -13,7 +13,7 @@ from attacker.attacks.closed_form.linear.isolation import (
     recover_groups,
     select_independent,
 )
-from attacker.attacks.closed_form.linear.known_examples import find_beside
+from attacker.attacks.closed_form.linear.known_examples import find_remaining
 from attacker.attacks.closed_form.linear.layer_gradient import (
     UNSCALED,
     LayerGradient,
@@ -23,7 +23,7 @@ from attacker.attacks.closed_form.linear.layer_gradient import (
 )
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.single_example import SINGLE_NEURON_CERTAINTY
-from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
+from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern, match_kinks, measure_agreement
 
 MIN_MODULUS_BATCH, MAX_SAMPLED_BATCH = 25, 40
@@ -60,7 +60,7 @@ class DirectionSearch:
             found = find_directions(factors, self.templates, forward, self.rng, constant=constant)
             if found is not None or factors.rank > MAX_SAMPLED_BATCH:
                 return found
-        return search(factors, forward, self.rng, samples=self.samples, constant=constant)
+        return search_directions(factors, forward, self.rng, samples=self.samples, constant=constant)
 
 
 def recover_batch(gradient: LayerGradient, factors: Factors, examples: int | None, find: DirectionSearch) -> LinearAnswer:
@@ -123,7 +123,7 @@ def _search_beside(
     sure = stored | (groups.confirmed & fits & (not gradient.uniform))
     x = gradient.round_to_eight_bit(x, stored)
     known = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)[sure] @ factors.basis.T
-    return find_beside(factors, known, forward, constant, find)
+    return find_remaining(factors, known, forward, constant, find)
 
 
 def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
@@ -139,13 +139,13 @@ def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, e
     p, info = torch.linalg.inv_ex(found.q)
     if int(info):
         return build_empty_answer(gradient.layer, "no independent directions were found", rank=factors.rank)
-    seen = find_pattern(found.q, factors)
+    pattern = find_pattern(found.q, factors)
     x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
     sure = certainty >= MIN_AGREEMENT
-    settled = _fit_gradient(gradient, factors, x, seen.on, sure)
+    settled = _fit_gradient(gradient, factors, x, pattern.on, sure)
     if settled is not None:
         (x, d), certainty, sure = settled, certainty.clamp(min=MIN_AGREEMENT), torch.ones_like(sure)
-    side = gradient.find_scales(x, seen.on)
+    side = gradient.find_scales(x, pattern.on)
     x, d = x / side[:, None], d * side
     sure = sure & torch.isfinite(x).all(dim=1)
     if gradient.biased and settled is not None and bool(sure.all()):
@@ -165,17 +165,17 @@ def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, e
 
 
 def _fit_gradient(
-    gradient: LayerGradient, factors: Factors, x: Tensor, seen: Tensor, sure: Tensor
+    gradient: LayerGradient, factors: Factors, x: Tensor, observed_on: Tensor, sure: Tensor
 ) -> tuple[Tensor, Tensor] | None:
     """Return inputs x (R, F'), up to a factor each, and gradients D (M, R) that explain the observed gradient, or None.
 
     D is zero where x turns neurons off. The zeros of D and the inputs x are fitted alternately, which corrects a few errors,
     until they explain the gradient up to its noise. If that fails and all examples are certain, x and D are fitted to the
     observed zeros instead, however well they explain the gradient.
-    x: starting point. seen: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
+    x: starting point. observed_on: (M, R) neurons that are on, as observed. sure: (R,) which examples are certain.
     """
     rows, noise, live = gradient.rows[factors.live], factors.noise[factors.live], factors.live.nonzero()[:, 0]
-    there, on = x, seen
+    there, on = x, observed_on
     for _ in range(MAX_ALTERNATIONS):
         on = (gradient.weight @ (there / gradient.find_scales(there, on)[:, None]).T) > 0
         d, there, error = polish(rows, noise, on[live], there)
@@ -185,7 +185,7 @@ def _fit_gradient(
             return there, there.new_zeros(on.shape).index_put((live,), d)
     if not bool(sure.all()):
         return None
-    d, there, error = polish(rows, noise, seen[live], x)
+    d, there, error = polish(rows, noise, observed_on[live], x)
     return (there, there.new_zeros(on.shape).index_put((live,), d)) if error < float("inf") else None
 
 

@@ -182,26 +182,26 @@ class _Peeler:
         self.iterations += done
         return x
 
-    def _suppress_doubtful(self, before: Tangent, now: Tangent) -> ConstraintWeights:
+    def _suppress_doubtful(self, earlier: Tangent, now: Tangent) -> ConstraintWeights:
         return now.suppress_doubtful(
-            [MIN_SURE_RATIO * _compute_root_mean_square(a - b) for a, b in zip(before.z, now.z, strict=True)]
+            [MIN_SURE_RATIO * _compute_root_mean_square(a - b) for a, b in zip(earlier.z, now.z, strict=True)]
         )
 
-    def _settle(self, x: Tensor, before: Tangent) -> tuple[Tensor, Tensor]:
+    def _settle(self, x: Tensor, earlier: Tangent) -> tuple[Tensor, Tensor]:
         """Make steps without the prior; return the x with the lowest residual of the deficient layer, and its misfit (N,).
 
         That residual is `_measure_top_residual`; a step makes progress if this residual falls below MAX_PROGRESS_RATIO of the
         lowest so far. See MAX_STALLED_STEPS for when a problem ends. Before each step, the weights of uncertain slopes are
-        computed from the change of the pre-activations since `before`, the linearisation at an earlier x.
+        computed from the change of the pre-activations since `earlier`, the linearisation at an earlier x.
         """
         problem = self.problem
         best, minimum = x.clone(), _measure_top_residual(problem, x)
         misfit = _compute_misfit(problem, x)
         stalled, active = torch.zeros_like(minimum), torch.arange(len(x), device=x.device)
         for _ in range(MAX_FINAL_STEPS):
-            weighing = self._suppress_doubtful(before, problem.linearise(x))
-            before = problem.linearise(x, weighing)
-            x = x + self._find_direction(before, 0)
+            weighing = self._suppress_doubtful(earlier, problem.linearise(x))
+            earlier = problem.linearise(x, weighing)
+            x = x + self._find_direction(earlier, 0)
             top = _measure_top_residual(problem, x)
             fallen, better = top < MAX_PROGRESS_RATIO * minimum[active], top < minimum[active]
             stalled[active] = torch.where(fallen, 0, stalled[active] + 1)
@@ -210,7 +210,7 @@ class _Peeler:
             rows = (fallen | ((misfit[active] > MAX_ROUNDING) & (stalled[active] < MAX_STALLED_STEPS))).nonzero()[:, 0]
             if not len(rows):
                 break
-            active, x, problem, before = active[rows], x[rows], problem.select(rows), before.select(rows)
+            active, x, problem, earlier = active[rows], x[rows], problem.select(rows), earlier.select(rows)
         return best, misfit
 
     def _measure_freedom(self, problem: ComposedEquations, x: Tensor) -> Tensor:
@@ -220,8 +220,8 @@ class _Peeler:
         """
         curve, change = _build_normal_operator(problem.linearise(x, problem.whole)), build_sign_pattern(x)
 
-        def measure_rest(seen: Tensor) -> Tensor:
-            return _compute_root_mean_square(change - seen)  # the change has a root mean square of 1
+        def measure_rest(result: Tensor) -> Tensor:
+            return _compute_root_mean_square(change - result)  # the change has a root mean square of 1
 
         enough = _compute_freedom_threshold(problem)
         maximum = 6 * FINAL_ITERATIONS

@@ -152,18 +152,18 @@ def _sample(known: Tensor, rows: int, rng: torch.Generator) -> Tensor:
     return torch.zeros_like(known).flatten().index_fill(0, order, True).reshape(known.shape) & known
 
 
-def _build_weight_rows(shape: LayerFootprint, weight: Tensor, left: Tensor, chosen: Tensor) -> Tensor:
+def _build_weight_rows(shape: LayerFootprint, weight: Tensor, null_space: Tensor, chosen: Tensor) -> Tensor:
     """Return the chosen weight constraints W x = z - b as a matrix (constraints, channels * dimensions), for x in a basis.
 
-    left: basis (n, dimensions) of what the gradient constraints leave open in each channel. chosen: mask (filters, output
+    null_space: basis (n, dimensions) of what the gradient constraints leave open in each channel. chosen: mask (filters, output
           values).
     """
-    padded = torch.cat([left, torch.zeros(1, left.shape[1], dtype=left.dtype)])
+    padded = torch.cat([null_space, torch.zeros(1, null_space.shape[1], dtype=null_space.dtype)])
     which = chosen.any(dim=0)
     blocks = []
     for channel in range(shape.channels):
         rows = []
-        for start in range(0, left.shape[1], 128):
+        for start in range(0, null_space.shape[1], 128):
             seen = padded[:, start : start + 128][shape.sees]  # (taps, places, some dimensions)
             if shape.after is None:
                 seen = seen[:, which]

@@ -104,11 +104,11 @@ def find_used_values(chain: Chain) -> list[Tensor]:
     return masks[::-1]
 
 
-def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: str) -> Tensor | None:
+def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], location: str) -> Tensor | None:
     """Return the average pooling in `maps` as a matrix (values after, values before) for one channel; None without pooling.
 
     Entries are 1 where a value is averaged and 0 elsewhere: sums instead of averages. For several poolings in succession, the
-    result is the product of their matrices. shape: of the input. place: where the maps are, such as "after layer 2", for errors.
+    result is the product of their matrices. shape: of the input. location: of the maps, such as "after layer 2", for errors.
     Raises NotAChain if an image is reshaped to another one besides pooling, if what is pooled is not an image (C, H, W), or if a
     channel has more than MAX_POOLED_VALUES values.
     """
@@ -116,11 +116,13 @@ def build_pooling_matrix(maps: Sequence[Linear], shape: tuple[int, ...], place: 
     for layer_map in maps:
         after = tuple(layer_map(torch.empty(1, *sides, device="meta")).shape[1:])
         if not _is_reshape(layer_map, sides):
-            matrix = _compute_pooling_matrix(layer_map, sides, place) @ (torch.eye(prod(sides[1:])) if matrix is None else matrix)
+            matrix = _compute_pooling_matrix(layer_map, sides, location) @ (
+                torch.eye(prod(sides[1:])) if matrix is None else matrix
+            )
         elif len(after) == 3 and after != sides and len(maps) > 1:
             raise NotAChain(
-                f"{place}, images are pooled and also reshaped from {sides} to {after}, and closed forms support only one of the "
-                "two"
+                f"{location}, images are pooled and also reshaped from {sides} to {after}, and closed forms support only one of "
+                "the two"
             )
         sides = after
     return matrix
@@ -132,10 +134,10 @@ def _is_reshape(linear: Linear, shape: tuple[int, ...]) -> bool:
     return torch.equal(linear(values).flatten(), values.flatten())
 
 
-def _compute_pooling_matrix(linear: Linear, sides: tuple[int, ...], place: str) -> Tensor:
+def _compute_pooling_matrix(linear: Linear, sides: tuple[int, ...], location: str) -> Tensor:
     if len(sides) != 3 or (count := prod(sides[1:])) > MAX_POOLED_VALUES:
         raise NotAChain(
-            f"the pooling {place} takes inputs of shape {sides}, and closed forms support only pooling of images (C, H, W) of at "
-            f"most {MAX_POOLED_VALUES} pixels"
+            f"the pooling {location} takes inputs of shape {sides}, and closed forms support only pooling of images (C, H, W) of "
+            f"at most {MAX_POOLED_VALUES} pixels"
         )
     return (linear(torch.eye(count).reshape(count, 1, *sides[1:])).reshape(count, -1).T > 0).float()

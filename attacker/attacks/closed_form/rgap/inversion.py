@@ -123,19 +123,19 @@ def run_rgap(observed: StackedObservations, rgap: RgapSettings = DEFAULT_RGAP) -
     return build_answers(observed, solutions, first.f, second, "layers")
 
 
-def _choose_twins(solutions: LastLayerSolutions, x: Tensor, other: Tensor, route: str) -> list[ClosedFormAnswer]:
-    """Return one answer per problem, with x or, where there is a twin (`solutions.twins`), the better one of x and `other`.
+def _choose_twins(solutions: LastLayerSolutions, x: Tensor, candidate: Tensor, route: str) -> list[ClosedFormAnswer]:
+    """Return one answer per problem, with x or, where there is a twin (`solutions.twins`), the better one of x and `candidate`.
 
     If both are in [0, 1], the better one has the larger variance of its values. If not, the better one is nearer to [0, 1]. The
     other one becomes the answer's `twin`.
     """
-    off = measure_outside(x), measure_outside(other)
+    off = measure_outside(x), measure_outside(candidate)
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
-    larger = other.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
+    larger = candidate.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
     swap = solutions.twins & torch.where(both, larger, off[1] < off[0])
     found = []
     for i in range(len(x)):
-        kept, left = (other, x) if bool(swap[i]) else (x, other)
+        kept, left = (candidate, x) if bool(swap[i]) else (x, candidate)
         twin = left[i : i + 1] if bool(solutions.twins[i]) else None
         notes = (_describe_twins(kept[i], left[i]),) if twin is not None else ()
         y = solutions.first.head.y[i : i + 1]
@@ -145,8 +145,8 @@ def _choose_twins(solutions: LastLayerSolutions, x: Tensor, other: Tensor, route
     return found
 
 
-def _describe_twins(kept: Tensor, left: Tensor) -> str:
-    inside = [f"{float(low):.3g} to {float(high):.3g}" for low, high in ((t.min(), t.max()) for t in (kept, left))]
+def _describe_twins(kept: Tensor, rejected: Tensor) -> str:
+    inside = [f"{float(low):.3g} to {float(high):.3g}" for low, high in ((t.min(), t.max()) for t in (kept, rejected))]
     return f"another example, its twin, has the same gradient; this one has values from {inside[0]}, the other from {inside[1]}"
 
 
@@ -177,25 +177,25 @@ def _read_known_labels(observed: StackedObservations) -> Tensor | None:
     return torch.cat(single) if len(single) == len(known) else None
 
 
-def _score_solution(point: Point, place: int, labels: Tensor | None) -> Tensor:
+def _score_solution(point: Point, index: int, labels: Tensor | None) -> Tensor:
     """Return a score (N,) of a solution of the last layer: the residual of R-GAP up to `point` plus the solution's misfit.
 
     The residual is the largest of the layers solved so far. Lower is better. Solutions that are not valid get inf.
-    place:  index of the solution in its list; the first of equal ones is preferred.
+    index:  position of the solution in its list; the first of equal ones is preferred.
     labels: known labels (N,), or None; a solution with another label gets a large penalty.
     """
-    score = point.residual + point.head.misfit + 1e-12 * place
+    score = point.residual + point.head.misfit + 1e-12 * index
     score = torch.where(point.head.valid, score.nan_to_num(nan=1e30), torch.inf)
     if labels is None:
         return score
     return score + torch.where(point.head.y == labels.to(score.device), 0, 1e6)
 
 
-def _choose_points(points: Sequence[Point], which: Tensor) -> Point:
-    """Return for each problem the one of `points` whose index is in `which` (P,)."""
+def _choose_points(points: Sequence[Point], index: Tensor) -> Point:
+    """Return for each problem the one of `points` whose position is in `index` (P,)."""
     chosen = points[0]
     for i, point in enumerate(points[1:], start=1):
-        here = which == i
+        here = index == i
         f, gradient = (
             torch.where(here.reshape(-1, *[1] * (value.ndim - 1)), value, other)
             for value, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))

@@ -4,7 +4,7 @@ The row space of an update, a matrix with one row per neuron, is spanned by the 
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -16,41 +16,28 @@ from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.linear.constant_modulus import build_templates
 from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
-from attacker.attacks.multi_round.spans.anonymous import group_updates
-from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
-from attacker.attacks.multi_round.spans.doubts import review
-from attacker.attacks.multi_round.spans.labels import label_examples
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.lone_rows import add_lone_rows, has_independent_errors
-from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_batches
-from attacker.attacks.multi_round.spans.observed_layer import (
+from attacker.attacks.multi_round.spans.certainty import judge_certainty, judge_clearance, label_examples
+from attacker.attacks.multi_round.spans.client_groups import group_updates
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates, list_mixed_batches
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, recover
+from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
     compute_spaces,
+    convert_to_examples,
     find_chain,
-    find_limits,
     list_forwards,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.recovery import (
-    MAX_CERTAIN_ERROR,
-    MIN_CLEARANCE,
-    RecoveredExamples,
-    add_separated,
-    count_all_shared,
-    recover,
-)
-from attacker.attacks.multi_round.spans.row_space import RowSpace
+from attacker.attacks.multi_round.spans.relu_zeros import add_lone_rows, add_separated, has_independent_errors
+from attacker.attacks.multi_round.spans.row_space import RowSpace, count_all_shared
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
-from fedsim.recording.observation import DataSpec
 
 SPAN_NEEDS = frozenset({Need.SAME_CLIENT, Need.NUM_EXAMPLES, Need.INPUT_LAYER})
 UNNAMED_NEEDS = SPAN_NEEDS - {Need.SAME_CLIENT} | {Need.UNNAMED}
-CERTAIN = 0.99
-"""Confidence in an example that is clear of noise and known up to rounding. On the validation part of CIFAR-10 none of 128 such
-examples was wrong (benchmarks/rounds.py)."""
 
 
 @dataclass(kw_only=True)
@@ -60,8 +47,8 @@ class Spans:
     With `UNNAMED_NEEDS`, a case holds the updates of all clients without their names. The attack then also groups the updates by
     client.
 
-    relu:    whether to look also for examples that alone turn on neurons (`lone_rows`), and for the remaining examples of a batch
-             by the zeros of ReLU (`separation`; `same_batch` for batches that several rounds share as a whole).
+    relu:    whether to look also for examples by the zeros of ReLU: those that alone turn on neurons, and the remaining ones of a
+             batch (`relu_zeros`); and batches that several rounds share as a whole (`same_batch`).
     components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
              opens.
     sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
@@ -93,23 +80,23 @@ class Spans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
-        data = layer.specify_input(first.data)
         spaces = compute_spaces(case, layer, rng, progress, self.device)
+        updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        found, forwards = recover(spaces, shared, *find_limits(data)), list_forwards(case, layer)
+        found = recover(updates, shared)
         isolated = len(found.vectors)
         if self.relu:
-            found = _add_by_zeros(found, case, data, spaces, shared, forwards, rng)
+            found = _add_by_zeros(found, case, updates, shared, rng)
         exact = len(found.vectors)
-        found = review(found, spaces, forwards, data)
-        component_notes: tuple[str, ...] = ()
+        found = judge_clearance(found, updates)
         if self.components:
-            unopened = list_mixed_batches(found, spaces, shared, forwards, data)
-            found, estimates = add_components(found, unopened, spaces, data, seed_generator(rng, case, "components"))
+            unopened = list_mixed_batches(found, updates, shared)
+            found, estimates = add_components(found, unopened, updates, seed_generator(rng, case, "components"))
             exact = len(found.vectors)
-            found = append_estimates(review(found, spaces, forwards, data), estimates)
-            component_notes = (describe_estimates(estimates),)
-        notes = (*_describe(spaces, shared, isolated, exact), *component_notes)
+            found = append_estimates(judge_clearance(found, updates), estimates)
+        notes = _describe(spaces, shared, isolated, exact)
+        if self.components:
+            notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
@@ -124,7 +111,7 @@ class Spans:
             notes = (*notes, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, data),
+            convert_to_examples(found.vectors, updates.data),
             labels,
             attack=self.name,
             rng=rng,
@@ -157,47 +144,20 @@ def spans(*, relu: bool = True, components: bool = True, anonymous: bool = False
 
 
 def _add_by_zeros(
-    found: RecoveredExamples,
-    case: Case,
-    data: DataSpec,
-    spaces: Sequence[RowSpace],
-    shared: Tensor,
-    forwards: Mapping[int, Callable[[], Tensor]],
-    rng: Generator,
+    found: RecoveredExamples, case: Case, updates: LayerUpdates, shared: Tensor, rng: Generator
 ) -> RecoveredExamples:
-    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`.
-
-    data: specification of the input of the layer, see `InputLayer.specify_input`.
-    """
-    first, (low, high) = case.observations[0], find_limits(data)
-    parallel = has_independent_errors(first, find_chain(first))
-    found = add_lone_rows(found, spaces, low, high, parallel=parallel, images=first.data.is_image)
-    if not forwards:
+    """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`."""
+    first = case.observations[0]
+    chain = find_chain(first)
+    found = add_lone_rows(found, updates, parallel=has_independent_errors(first, chain))
+    if not updates.forwards:
         return found
-    found = add_separated(found, spaces, forwards, low, high)
-    own, get_templates = seed_generator(rng, case, "same batch"), _get_templates(case, low, high)
-    return add_same_batches(found, spaces, shared, forwards, get_templates, (low, high), own)
+    found = add_separated(found, updates)
 
+    def get_templates(t: int) -> Tensor | None:
+        return None if chain is None else build_templates(chain, case.observations[t].weights, updates.limits)
 
-def _get_templates(case: Case, low: Tensor, high: Tensor) -> Callable[[int], Tensor | None]:
-    """Return a function from the index of an observation to the templates of `build_templates`, (labels, neurons), or to None.
-
-    A template is the approximate derivative of the loss by the outputs of the first layer, at neurons that are on, for an example
-    of a given label. The function returns None if `build_templates` does, or if the network is not a chain of layers.
-    low, high: normalised inputs of an example of all zeros and of one of all ones.
-    """
-    chain = find_chain(case.observations[0])
-    return lambda t: None if chain is None else build_templates(chain, case.observations[t].weights, (low, high))
-
-
-def judge_certainty(found: RecoveredExamples) -> Tensor:
-    """Return the confidence (N,) in examples.
-
-    The confidence is `CERTAIN` if the example stands out from noise (`clearance` of at least MIN_CLEARANCE) and its values are
-    known well (`error` of at most MAX_CERTAIN_ERROR), otherwise NaN (undecided).
-    """
-    sure = (found.clearance >= MIN_CLEARANCE) & (found.error <= MAX_CERTAIN_ERROR)
-    return torch.where(sure, CERTAIN, torch.nan).float()
+    return add_same_batches(found, updates, shared, get_templates, seed_generator(rng, case, "same batch"))
 
 
 def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:

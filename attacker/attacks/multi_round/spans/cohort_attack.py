@@ -11,36 +11,35 @@ from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress, explain_refusal
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.multi_round.disaggregation import attack_solved_sums
-from attacker.attacks.multi_round.spans.attack import CERTAIN, judge_certainty
+from attacker.attacks.multi_round.spans.certainty import CERTAIN, judge_certainty, judge_clearance, label_examples
+from attacker.attacks.multi_round.spans.client_groups import group_by_client
 from attacker.attacks.multi_round.spans.cohorts import (
     ClientPart,
     IsolatedClient,
     find_common,
     isolate_clients,
+    list_mixed_sums,
     name_owner,
-    separate_by_zeros,
     split_sums,
 )
-from attacker.attacks.multi_round.spans.components import add_components, append_estimates, describe_estimates
-from attacker.attacks.multi_round.spans.doubts import review
-from attacker.attacks.multi_round.spans.grouping import group_by_client
-from attacker.attacks.multi_round.spans.labels import label_examples
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples, join_parameters
-from attacker.attacks.multi_round.spans.lone_rows import (
-    PARALLEL_CLEARANCE,
-    find_lone_rows,
-    has_independent_errors,
-)
-from attacker.attacks.multi_round.spans.mixed_spans import list_mixed_sums
-from attacker.attacks.multi_round.spans.observed_layer import (
+from attacker.attacks.multi_round.spans.components import add_components, append_estimates
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
     compute_spaces,
+    convert_to_examples,
     find_chain,
-    find_limits,
+    join_parameters,
     list_forwards,
     precedes_relu,
     require_input_layer,
 )
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.relu_zeros import (
+    PARALLEL_CLEARANCE,
+    find_lone_rows,
+    has_independent_errors,
+    separate_by_zeros,
+)
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
@@ -48,7 +47,7 @@ from attacker.attacks.nulls import build_prior_answer
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
-from fedsim.recording.observation import DataSpec, Observation
+from fedsim.recording.observation import Observation
 
 SUM_NEEDS = frozenset({Need.SAME_CLIENT, Need.SECURE_SUM})
 COHORT_NEEDS = SUM_NEEDS | {Need.INPUT_LAYER}
@@ -62,7 +61,7 @@ class CohortSpans:
 
     The span of examples x is the set of all linear combinations of their vectors [x, 1].
     lone_rows: whether to look also for examples that alone turn on neurons of a sum, see `find_lone_rows`.
-    components: whether to use independent component analysis (`spans.components`) to separate the images of spans that these
+    components: whether to use independent component analysis (`components`) to separate the images of spans that these
               neurons do not open.
     repeated: whether to solve the sums for single clients' updates instead of isolating spans (`attack_solved_sums`). The updates
               of a client are then assumed equal in all of its rounds.
@@ -99,7 +98,6 @@ class CohortSpans:
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
         started, first = perf_counter(), case.observations[0]
         layer = require_input_layer(first)
-        data = layer.specify_input(first.data)
         bounded = Case(
             tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations),
             links=case.links,
@@ -109,14 +107,14 @@ class CohortSpans:
         clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
         parts = split_sums(spaces, cohorts, clients)
         notes = _describe(spaces, clients, cohorts)
-        found = self._separate(first, data, spaces, parts)
-        forwards = list_forwards(case, layer)
-        found = review(found, spaces, forwards, data)
+        updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
+        found = self._separate(first, updates, parts)
+        found = judge_clearance(found, updates)
         if self.components:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
-            found, estimates = add_components(found, mixed, spaces, data, seed_generator(rng, case, "components"))
-            found = append_estimates(review(found, spaces, forwards, data), estimates)
-            notes = (*notes, describe_estimates(estimates))
+            found, estimates = add_components(found, mixed, updates, seed_generator(rng, case, "components"))
+            found = append_estimates(judge_clearance(found, updates), estimates)
+            notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         if not len(found.vectors):
             raise ValueError(
                 f"no example could be recovered from the secure sums: {'; '.join(notes)}; attack more rounds, or use another "
@@ -128,7 +126,7 @@ class CohortSpans:
         note = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, data),
+            convert_to_examples(found.vectors, updates.data),
             label_examples(bounded, layer, found).y,
             attack=self.name,
             rng=rng,
@@ -144,14 +142,9 @@ class CohortSpans:
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
         )
 
-    def _separate(
-        self, first: Observation, data: DataSpec, spaces: Sequence[RowSpace], parts: Mapping[str, ClientPart]
-    ) -> RecoveredExamples:
-        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums.
-
-        data: specification of the input of the layer, see `InputLayer.specify_input`.
-        """
-        low, high = find_limits(data)
+    def _separate(self, first: Observation, updates: LayerUpdates, parts: Mapping[str, ClientPart]) -> RecoveredExamples:
+        """Return the examples that zeros separate in the parts of single clients, and those of `find_lone_rows` in the sums."""
+        spaces, (low, high) = updates.spaces, updates.limits
         parallel = has_independent_errors(first, find_chain(first))
         candidates = []
         for part in parts.values():
@@ -162,17 +155,12 @@ class CohortSpans:
             candidates += [
                 find_lone_rows(space, low, high, parallel=parallel, images=first.data.is_image) for space in spaces if space.rank
             ]
-        kept = [
-            (vector * torch.sign(vector[-1]), float(clear))
-            for pair in candidates
-            for vector, clear in zip(*pair, strict=True)
-            if is_plausible(vector, low, high)
-        ]
-        if not kept:
-            return RecoveredExamples(spaces[0].y.new_zeros(0, len(low) + 1), spaces[0].y.new_zeros(0), ())
-        vectors, clearances = zip(*kept, strict=True)
-        merged, clearance = merge_equal(torch.stack(vectors), torch.tensor(clearances, dtype=torch.float64))
-        return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
+        nothing = RecoveredExamples.none(len(low) + 1)
+        if not candidates:
+            return nothing
+        vectors, clearance = (torch.cat(each) for each in zip(*candidates, strict=True))
+        plausible = mark_plausible(vectors, updates.limits)
+        return nothing.add(vectors[plausible], clearance[plausible], spaces)
 
 
 def cohort_spans(*, lone_rows: bool = True, components: bool = True, repeated: bool = False) -> CohortSpans:

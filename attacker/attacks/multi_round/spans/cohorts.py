@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.linear.isolation import group_parallel_rows, select_independent
-from attacker.attacks.closed_form.linear.low_rank import polish
-from attacker.attacks.closed_form.linear.zeros import compute_zero_threshold
-from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect
-from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL, ZERO_LEVEL
+from attacker.attacks.cases import Case
+from attacker.attacks.multi_round.spans.components import MixedImages, is_separable, mix_images, span_vectors
+from attacker.attacks.multi_round.spans.layer_updates import join_parameters
+from attacker.attacks.multi_round.spans.row_space import RowSpace, intersect, orthonormalise
+from attacker.attacks.multi_round.spans.same_batch import make_factors, stack_spaces
+from attacker.attacks.networks.input_layer import InputLayer
+from fedsim.recording.observation import DataSpec
 
-MIN_ZERO_SHARE = 0.05
-"""Smallest share of neurons that must be off for an example, so that zeros are evidence of it."""
 MAX_CONDITION = 1e6
 """Largest condition number of the spans of a round's clients up to which the round's sum is split."""
 
@@ -107,43 +107,6 @@ def split_sums(
     return found
 
 
-def separate_by_zeros(space: RowSpace) -> Tensor:
-    """Return vectors (n, F) of a client's examples x, found by rows (neurons) that only one example turns on.
-
-    A vector is [x, 1] times a factor, of either sign, that scales the estimated error of its entries to 1.
-    space: the client's parts of several sums, see `split_sums`. Rows that only one example turns on are parallel. All examples or
-    none are returned: n is the dimension of the span, or 0 if fewer directions were found, if hardly any neurons are off for one
-    of the examples, or if examples in these directions do not explain all rows. A span of dimension 1 is a single example.
-    """
-    rank, basis = space.rank, orthonormalise(space.y)
-    nothing = basis.new_zeros(0, basis.shape[1])
-    live = space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise * rank**0.5
-    if rank == 1:
-        return space.y
-    if int(live.sum()) < rank + 2:
-        return nothing
-    rows, noise = space.coordinates[live], space.noise[live]
-    groups = group_parallel_rows(rows, noise, torch.ones(len(rows), dtype=torch.bool))
-    sure = groups.directions[groups.confirmed]
-    z = sure[select_independent(sure)][:rank]
-    if len(z) < rank:
-        return nothing
-    inverse = torch.linalg.inv(z)
-    d = rows @ inverse
-    level = torch.outer(noise, inverse.norm(dim=0))
-    on = d.abs() > compute_zero_threshold(level, d.abs().median(dim=0).values)
-    if float((~on).double().mean(dim=0).min()) < MIN_ZERO_SHARE:
-        return nothing
-    d, z, residual = polish(rows, noise, on, z)
-    vectors = z @ basis
-    if not residual <= MAX_RESIDUAL or not bool(torch.isfinite(vectors).all()):
-        return nothing
-    weighted = d / noise[:, None]
-    error = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(z.dtype).tiny).sqrt()
-    scaled: Tensor = vectors / (ERROR_FACTOR * error[:, None])
-    return scaled
-
-
 def find_common(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> set[str]:
     """Return the clients that took part in all sums that contain an example. holders: indices of these sums."""
     return set.intersection(*(set(cohorts[t]) for t in holders)) if holders else set()
@@ -155,7 +118,54 @@ def name_owner(holders: Sequence[int], cohorts: Sequence[Sequence[str]]) -> str:
     return next(iter(common)) if len(common) == 1 else ""
 
 
-def orthonormalise(y: Tensor) -> Tensor:
-    """Return an orthonormal basis of the span of the rows of y, which must be independent."""
-    basis: Tensor = torch.linalg.qr(y.T).Q.T
-    return basis
+def list_mixed_sums(
+    case: Case,
+    layer: InputLayer,
+    spaces: Sequence[RowSpace],
+    clients: Mapping[str, IsolatedClient],
+    parts: Mapping[str, ClientPart],
+    *,
+    relu: bool,
+) -> list[MixedImages]:
+    """Return the spans of isolated clients and of sums. Sums of the same cohort with equal row spaces are one span.
+
+    Left out are spans that independent component analysis cannot separate (`is_separable`), sums whose row spaces are not whole
+    (`RowSpace.is_whole`), and clients that took part in a sum that is neither whole nor of full rank.
+    relu: whether ReLU follows the layer. If it does not, the rows of updates are not used.
+    """
+    data, seen = case.observations[0].data, case.observations
+    mixed = []
+
+    def join_sent(sums: Sequence[int]) -> Tensor | None:
+        return torch.cat([join_parameters(seen[t].weights, layer) for t in sums]) if relu and sums else None
+
+    for name, client in clients.items():
+        own = [t for t, observation in enumerate(seen) if name in observation.cohort and not spaces[t].saturated]
+        if not is_separable(len(client.y), data) or not all(spaces[t].is_whole for t in own):
+            continue
+        if name in parts:
+            rows = parts[name].space
+            factors = make_factors(rows.coordinates, orthonormalise(client.y), rows.noise)
+            mixed.append(mix_images(factors, own, join_sent(parts[name].sums)))
+        else:
+            mixed.append(mix_images(span_vectors(client.y), own, None))
+    for group in _group_equal_sums(spaces, [observation.cohort for observation in seen], data):
+        mixed.append(mix_images(stack_spaces([spaces[t] for t in group]), group, join_sent(group)))
+    return mixed
+
+
+def _group_equal_sums(spaces: Sequence[RowSpace], cohorts: Sequence[Sequence[str]], data: DataSpec) -> list[list[int]]:
+    """Return groups of sums of one cohort with equal row spaces, as indices. Sums that cannot be separated are left out."""
+    groups: list[list[int]] = []
+    for t, space in enumerate(spaces):
+        if not space.is_whole or not is_separable(space.rank, data):
+            continue
+        for group in groups:
+            first = spaces[group[0]]
+            same = first.rank == space.rank and set(cohorts[group[0]]) == set(cohorts[t])
+            if same and len(intersect(first.y, space.y).y) == space.rank:
+                group.append(t)
+                break
+        else:
+            groups.append([t])
+    return groups

@@ -24,10 +24,12 @@ from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
 from attacker.attacks.confidence.eight_bit import is_eight_bit
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.recovery import MAX_CERTAIN_ERROR, RecoveredExamples, find_holders, merge_equal
-from attacker.attacks.multi_round.spans.row_space import RowSpace
-from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
+from attacker.attacks.multi_round.spans.certainty import MAX_CERTAIN_ERROR
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples
+from attacker.attacks.multi_round.spans.relu_zeros import MAX_RESIDUAL, estimate_errors
+from attacker.attacks.multi_round.spans.row_space import intersect, orthonormalise
+from attacker.attacks.multi_round.spans.same_batch import make_factors, stack_spaces
 from fedsim.recording.observation import DataSpec
 
 MAX_COMPONENTS = 64
@@ -90,19 +92,52 @@ def mix_images(factors: Factors, holders: Sequence[int], forward: Tensor | None)
     return MixedImages(factors.basis, tuple(holders), factors, forward @ factors.basis.T)
 
 
+def span_vectors(y: Tensor) -> Factors:
+    """Return the span of independent vectors y (R, F) as a factorisation without rows."""
+    basis = orthonormalise(y)
+    return make_factors(basis.new_zeros(0, len(basis)), basis, basis.new_zeros(0))
+
+
+def list_mixed_batches(found: RecoveredExamples, updates: LayerUpdates, shared: Tensor) -> list[MixedImages]:
+    """Return the spans of batches of which some images are not known, and their intersections of at least two dimensions.
+
+    Spans that independent component analysis cannot separate (`is_separable`) are left out, and those of row spaces that are not
+    whole (`RowSpace.is_whole`).
+    shared: from `count_all_shared`. The rows of updates without an entry in `LayerUpdates.forwards` are not used.
+    """
+    spaces, forwards, data = updates.spaces, updates.forwards, updates.data
+    known, held = find_known(found).tolist(), torch.zeros(len(spaces), len(found.vectors), dtype=torch.long)
+    for i, holders in enumerate(found.holders):
+        held[list(holders), i] = int(known[i])
+    missing = shared - held @ held.T
+    wanted = [t for t, space in enumerate(spaces) if missing[t, t] > 0 and space.is_whole]
+    mixed = []
+    for t in wanted:
+        if is_separable(spaces[t].rank, data):
+            mixed.append(mix_images(stack_spaces([spaces[t]]), (t,), forwards[t]() if t in forwards else None))
+        for other in ((shared[t] > 1) & (missing[t] > 0)).nonzero()[:, 0].tolist():
+            if other <= t or not spaces[other].is_whole or not is_separable(int(shared[t, other]), data):
+                continue
+            common = intersect(spaces[t].y, spaces[other].y).y
+            if len(common):
+                mixed.append(mix_images(span_vectors(common), (t, other), None))
+    return mixed
+
+
 def find_known(found: RecoveredExamples) -> Tensor:
     """Return a mask (N,) of the examples that are taken to be known: no mixtures (positive clearance), and precise."""
     return (found.clearance > 0) & (found.error <= MAX_CERTAIN_ERROR)
 
 
 def add_components(
-    found: RecoveredExamples, mixed: Sequence[MixedImages], spaces: Sequence[RowSpace], data: DataSpec, rng: Generator
+    found: RecoveredExamples, mixed: Sequence[MixedImages], updates: LayerUpdates, rng: Generator
 ) -> tuple[RecoveredExamples, EstimatedImages]:
     """Return the examples found and exact images that ICA and zeros of ReLU show in spans, and estimates of other images.
 
     mixed: spans; small ones come first, and a span is skipped if its images are known (`find_known`) or estimated already.
     Of an image in several spans of one size, the estimate is the median.
     """
+    spaces, data = updates.spaces, updates.data
     groups: list[_Copies] = []
     for span in sorted(mixed, key=lambda span: len(span.basis)):
         rank = len(span.basis)
@@ -111,10 +146,7 @@ def add_components(
         if len(known) + len(smaller) >= rank:
             continue
         exact, estimated = separate_images(span, known, data, rng)
-        if len(exact):
-            clearance = torch.cat([found.clearance, exact.new_full((len(exact),), torch.inf)])
-            vectors, clearance = merge_equal(torch.cat([found.vectors, exact * torch.sign(exact[:, -1:])]), clearance)
-            found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+        found = found.add(exact, torch.inf, spaces)
         _add_copies(groups, estimated, span, data)
     nothing = spaces[0].y.new_zeros(0, spaces[0].y.shape[1])
     first = torch.stack([group.vectors[0] for group in groups]) if groups else nothing
@@ -208,11 +240,8 @@ def _refine(span: MixedImages, start: Tensor, data: DataSpec) -> tuple[Tensor, T
     d, fitted, residual = polish(factors.coordinates[live], factors.noise[live], on[live], p)
     if not residual <= MAX_RESIDUAL or not bool(torch.isfinite(fitted).all()):
         return p @ basis, nothing
-    weighted = d / factors.noise[live, None]
-    inverse, failed = torch.linalg.inv_ex(weighted.T @ weighted)
-    error = ERROR_FACTOR * inverse.diagonal().clamp(min=torch.finfo(p.dtype).tiny).sqrt()
-    vectors = fitted @ basis / error[:, None]
-    precise = (vectors[:, -1].abs() * MAX_CERTAIN_ERROR >= 1) & ~failed.bool()
+    vectors = fitted @ basis / estimate_errors(d, factors.noise[live])[:, None]
+    precise = vectors[:, -1].abs() * MAX_CERTAIN_ERROR >= 1
     return vectors, precise & is_eight_bit(convert_to_examples(vectors, data))
 
 
@@ -236,8 +265,3 @@ def _select_known(found: RecoveredExamples, holders: Sequence[int]) -> Tensor:
     """Return the vectors (k, F) of known examples (`find_known`) that all updates `holders` contain."""
     known = find_known(found).tolist()
     return found.vectors[[i for i, places in enumerate(found.holders) if known[i] and set(holders) <= set(places)]]
-
-
-def describe_estimates(estimates: EstimatedImages) -> str:
-    """Return a note on the number of estimates."""
-    return f"{len(estimates.vectors)} images are estimated by independent component analysis"

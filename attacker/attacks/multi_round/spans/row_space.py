@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 OVERSAMPLING = 12
 """Number of directions beyond the largest possible rank that are computed, from which noise is estimated."""
@@ -24,6 +24,9 @@ SKETCH_FACTOR = 8
 """Dimensions of the common random projection in which all pairs are screened, per dimension of the largest row space."""
 SCREEN_MARGIN = 2.0
 """Factor by which the threshold is larger while pairs are screened, since a projection changes lengths."""
+
+MIN_GAP = 3.0
+"""Smallest `RowSpace.gap` of a space that is taken to be whole although it has fewer dimensions than there are examples."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,16 @@ class RowSpace:
         """The rows of y scaled to length 1, (rank, F)."""
         unit: Tensor = self.y / self.y.norm(dim=1, keepdim=True)
         return unit
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the space is taken to be the span of all examples that left a trace in an update.
+
+        It is if it is `complete`, or if none of its dimensions is nearly hidden by noise. If a dimension is nearly hidden, others
+        are hidden entirely, and the rest of the span consists of mixtures. A space of rank 0 is not whole, nor is a saturated
+        one, since there may then be more examples than dimensions.
+        """
+        return not self.saturated and bool(self.rank) and (self.complete or self.gap >= MIN_GAP)
 
 
 def compute_row_space(rows: Tensor, noise: Tensor, max_rank: int | None, rng: Generator) -> RowSpace:
@@ -148,12 +161,38 @@ def intersect(first: Tensor, second: Tensor) -> Intersection:
     return Intersection(mean / scale, largest, float(above.min()) / threshold if len(above) else float("inf"))
 
 
+def orthonormalise(y: Tensor) -> Tensor:
+    """Return an orthonormal basis of the span of the rows of y, which must be independent."""
+    basis: Tensor = torch.linalg.qr(y.T).Q.T
+    return basis
+
+
 def compute_threshold(features: int) -> float:
     """Return the length up to which a vector of `features` entries with unit noise counts as noise: MARGIN * sqrt(features)."""
     return MARGIN * math.sqrt(features)
 
 
-def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
+def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
+    """Return the dimensions (N, N) that row spaces share, in general the numbers of shared examples; ranks are on the diagonal.
+
+    All pairs are screened in a common random projection. The shared dimensions of pairs that pass are counted without the
+    projection.
+    """
+    ranks = torch.tensor([space.rank for space in spaces])
+    shared = torch.diag(ranks)
+    if not len(spaces) or not int(ranks.max()):
+        return shared
+    projected = _project([space.y for space in spaces], rng)
+    threshold = SCREEN_MARGIN * compute_threshold(projected.shape[2])
+    for pairs in torch.split(torch.combinations(torch.arange(len(spaces))), PAIRS_PER_CHUNK):
+        stack = torch.cat([projected[pairs[:, 0]], projected[pairs[:, 1]]], dim=1)
+        above = (torch.linalg.svdvals(stack) > threshold).sum(dim=1)
+        for i, j in pairs[ranks[pairs].sum(dim=1) > above].tolist():
+            shared[i, j] = shared[j, i] = len(intersect(spaces[i].y, spaces[j].y).y)
+    return shared
+
+
+def _project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
     """Return row spaces y (rank, F), padded with rows of zeros to the largest rank, after one random projection: (N, rank, d).
 
     The projection (F, d) has orthonormal columns, so that noise keeps its standard deviation. d is SKETCH_FACTOR times the
@@ -161,27 +200,8 @@ def project(spaces: Sequence[Tensor], rng: Generator) -> Tensor:
     """
     rank, features = max(len(y) for y in spaces), spaces[0].shape[1]
     dimensions = min(features, max(64, SKETCH_FACTOR * rank))
+    columns = torch.eye(features, dtype=spaces[0].dtype, device=spaces[0].device)
     if dimensions < features:
         drawn = torch.randn(features, dimensions, generator=rng, dtype=spaces[0].dtype).to(spaces[0].device)
         columns = torch.linalg.qr(drawn).Q
-    else:
-        columns = torch.eye(features, dtype=spaces[0].dtype, device=spaces[0].device)
-    found = spaces[0].new_zeros(len(spaces), rank, dimensions)
-    for i, y in enumerate(spaces):
-        found[i, : len(y)] = y @ columns
-    return found
-
-
-def count_shared(projected: Tensor, ranks: Tensor, pairs: Tensor, *, margin: float) -> Tensor:
-    """Return the number of shared dimensions (P,) of pairs (P, 2) of projected row spaces (N, rank, d).
-
-    ranks: (N,) ranks of the spaces before they were padded with rows of zeros. margin: factor by which the threshold of
-    `compute_threshold` is multiplied.
-    """
-    threshold = margin * compute_threshold(projected.shape[2])
-    found = []
-    for part in torch.split(pairs, PAIRS_PER_CHUNK):
-        stack = torch.cat([projected[part[:, 0]], projected[part[:, 1]]], dim=1)
-        above = (torch.linalg.svdvals(stack) > threshold).sum(dim=1)
-        found.append((ranks[part].sum(dim=1) - above).clamp(min=0))
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.long)
+    return nn.utils.rnn.pad_sequence([y @ columns for y in spaces], batch_first=True)

@@ -6,19 +6,20 @@ gradient show in one round (`closed_form.linear.constant_modulus`) need not be s
 then determine its direction. SPEAR and SPEAR++ (see `constant_modulus`) recover a batch from a single gradient.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.closed_form.linear.constant_modulus import find_directions
-from attacker.attacks.closed_form.linear.known_examples import find_beside
+from attacker.attacks.closed_form.linear.known_examples import find_remaining
 from attacker.attacks.closed_form.linear.low_rank import NOISE_LEVEL, Factors, polish
-from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search
+from attacker.attacks.closed_form.linear.sparse import MIN_AGREEMENT, Directions, search_directions
 from attacker.attacks.closed_form.linear.zeros import MAX_KINK, find_pattern
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples, find_holders, is_plausible, merge_equal
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples, mark_plausible
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
+from attacker.attacks.multi_round.spans.relu_zeros import MAX_RESIDUAL, estimate_errors
 from attacker.attacks.multi_round.spans.row_space import RowSpace
-from attacker.attacks.multi_round.spans.separation import ERROR_FACTOR, MAX_RESIDUAL
 
 MAX_SAMPLES, MAX_SAMPLED_BATCH = 2**13, 40
 """Largest number of samples of the search without known values of the gradient, and largest batch in which it is tried."""
@@ -30,38 +31,32 @@ MAX_ALTERNATIONS = 4
 
 def add_same_batches(
     found: RecoveredExamples,
-    spaces: Sequence[RowSpace],
+    updates: LayerUpdates,
     shared: Tensor,
-    forwards: Mapping[int, Callable[[], Tensor]],
     get_templates: Callable[[int], Tensor | None],
-    limits: tuple[Tensor, Tensor],
     rng: Generator,
 ) -> RecoveredExamples:
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
-    shared, forwards: as in `recovery.recover` and `recovery.add_separated`. get_templates: returns the known values of the
-    gradient (`build_templates`) for the update of a row space, given the space's index, or None. limits: lowest and highest
-    normalised inputs, (F - 1,) each.
+    shared: as for `intersections.recover`. get_templates: returns the known values of the gradient (`build_templates`) for the
+    update of a row space, given the space's index, or None.
     """
+    spaces, forwards = updates.spaces, updates.forwards
     for group in group_same_batches(spaces, shared, list(forwards)):
-        if sum(group[0] in holders for holders in found.holders) >= spaces[group[0]].rank:
+        is_known = [group[0] in holders for holders in found.holders]
+        if sum(is_known) >= spaces[group[0]].rank:
             continue
         values = [get_templates(t) for t in group]
-        known = [value for value in values if value is not None]
+        templates = [value for value in values if value is not None]
         new = _separate_same_batch(
             [spaces[t] for t in group],
             [forwards[t]() for t in group],
-            known if len(known) == len(values) else None,
+            templates if len(templates) == len(values) else None,
             rng,
-            found.vectors[[group[0] in holders for holders in found.holders]],
+            found.vectors[is_known],
         )
-        if not len(new) or not all(is_plausible(vector, *limits) for vector in new):
-            continue
-        new = new * torch.sign(new[:, -1:])
-        vectors, clearance = merge_equal(
-            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), torch.inf)])
-        )
-        found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+        if bool(mark_plausible(new, updates.limits).all()):
+            found = found.add(new, torch.inf, spaces)
     return found
 
 
@@ -69,7 +64,7 @@ def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Seque
     """Return groups of at least two row spaces that are equal, as ascending lists of their indices in `spaces`.
 
     rounds: indices in `spaces` of the row spaces to be grouped. Spaces of rank 0 or of full rank are left out.
-    shared: numbers of dimensions that spaces share, as `recovery.count_all_shared` returns them.
+    shared: numbers of dimensions that spaces share, as `row_space.count_all_shared` returns them.
     """
     groups: list[list[int]] = []
     for t in sorted(rounds):
@@ -89,11 +84,11 @@ def _separate_same_batch(
     forwards: Sequence[Tensor],
     templates: Sequence[Tensor] | None,
     rng: Generator,
-    known: Tensor | None,
+    known: Tensor,
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 
-    A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `separation.separate`. Examples are
+    A vector is [x, 1] times a factor, in units of the noise's standard deviation, as in `relu_zeros.separate`. Examples are
     returned only if, with the zeros that they cause, they explain the updates of all rounds up to noise.
     forwards: [W, b] (width, F) of each round.
     templates: for each round (K, width), the approximate gradient of one example's loss at the outputs of the hidden neurons that
@@ -111,12 +106,12 @@ def _separate_same_batch(
         if templates is None:
             return sample(factors, forward, constant)
         values = torch.cat(list(templates), dim=1)
-        found = find_directions(factors, values, forward, rng, constant=constant, parts=len(spaces))
+        found = find_directions(factors, values, forward, rng, constant=constant, gradients=len(spaces))
         return sample(factors, forward, constant) if found is None else found
 
     def sample(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
         few = factors.rank <= MAX_SAMPLED_BATCH
-        return search(factors, forward, rng, samples=MAX_SAMPLES, constant=constant) if few else None
+        return search_directions(factors, forward, rng, samples=MAX_SAMPLES, constant=constant) if few else None
 
     def find_others(factors: Factors, forward: Tensor, constant: Tensor) -> Directions | None:
         found = sample(factors, forward, constant) if factors.rank < MIN_MODULUS_BATCH else None
@@ -124,9 +119,9 @@ def _separate_same_batch(
         return found if sure else find(factors, forward, constant)
 
     vectors = _fit_directions(find(factors, forward, constant), factors, forward)
-    if len(vectors) or known is None or not len(known):
+    if len(vectors) or not len(known):
         return vectors
-    beside = find_beside(factors, known @ factors.basis.T, forward, constant, find_others)
+    beside = find_remaining(factors, known @ factors.basis.T, forward, constant, find_others)
     return _fit_directions(beside, factors, forward)
 
 
@@ -148,10 +143,7 @@ def _fit_directions(found: Directions | None, factors: Factors, forward: Tensor)
         if not bool(torch.isfinite(p).all()):
             return nothing
         if residual <= MAX_RESIDUAL:
-            weighted = d / noise[:, None]
-            variance = torch.linalg.inv(weighted.T @ weighted).diagonal().clamp(min=torch.finfo(d.dtype).tiny)
-            vectors: Tensor = p @ factors.basis / (ERROR_FACTOR * variance.sqrt()[:, None])
-            return vectors
+            return p @ factors.basis / estimate_errors(d, noise)[:, None]
     return nothing
 
 

@@ -54,16 +54,6 @@ def test_search_that_starts_from_features_has_a_lower_error(observe: Observe) ->
     assert float(squared_errors(found, x, y).mean()) < 0.3 * float(squared_errors(alone, x, y).mean())
 
 
-def test_null_does_not_read_features(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any, **named: Any) -> None:
-        raise AssertionError("the null has read the gradient")
-
-    monkeypatch.setattr("attacker.attacks.closed_form.features.read_features", refuse)
-    case, _, _ = batch(observe, [3, 0])
-    for attack in (cpl(features=True, steps=1, tv=1e-5), exact(steps=1)):
-        assert attack.null()([case], rng=seeded())[0].route == "prior alone"
-
-
 def test_map_estimate_is_the_posterior_mean_for_linear_features() -> None:
     """For linear features and a Gaussian prior, the estimate has a closed form: the posterior mean."""
     data = DataSpec(shape=(1, 4, 4), num_classes=2)

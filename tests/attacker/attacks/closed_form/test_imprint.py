@@ -9,7 +9,7 @@ from observations import make_observation, observe_rounds
 from torch import Tensor, nn
 
 import fedleak
-from attacker.attacks import AttackSpec, Case, find_unmet, robbing_the_fed
+from attacker.attacks import Case, find_unmet, robbing_the_fed
 from attacker.attacks.closed_form.imprint import CERTIFIED_CONFIDENCE
 from attacker.attacks.needs import list_oracles
 from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
@@ -112,14 +112,6 @@ def test_more_bins_than_the_examples_fill_are_undecided() -> None:
     found = attack(Case((replace(observation, num_examples=6),)))
     assert found.confidence.isnan().all()
     assert any(note.startswith("confidence is undecided for 12 examples: the bins cannot be counted") for note in found.notes)
-
-
-def test_the_null_is_grey_and_does_not_read_the_update() -> None:
-    x, y = make_images(torch.tensor([0.3, 0.7])), torch.tensor([0, 1])
-    null = AttackSpec(name="robbing_the_fed", null=True).build()
-    one, other = (null([make_case(images, y)], rng=seeded())[0] for images in (x, 1 - x))
-    assert torch.equal(one.x, torch.full_like(x, 0.5))
-    assert torch.equal(one.y, other.y)
 
 
 def test_imprint_layer_is_required_and_the_malicious_server_is_stated() -> None:

@@ -59,8 +59,6 @@ def test_defaults_are_those_of_the_paper() -> None:
         ({"learning_rate": -1.0}, "learning_rate must be a number that is not negative"),
         ({"patience": 0}, "patience must be a whole number above 0"),
         ({"local_steps": "one"}, "unknown local_steps 'one'. Known: one_batch, simulated"),
-        ({"tv": -0.1}, "tv must be a number that is not negative"),
-        ({"restarts": 0}, "restarts"),
         ({"boxed": "yes"}, "boxed must be true or false"),
         (
             {"init": "insider", "auxiliary": __file__, "label_rule": "joint"},

@@ -82,19 +82,6 @@ def test_without_links_every_place_has_its_own_example() -> None:
     assert [slot.example for slot in found.slots] == list(range(12))
 
 
-def test_null_returns_one_example_for_every_place() -> None:
-    """Only gradients show that two places hold the same example, so that the null returns 12, not 6, examples.
-
-    Scoring compares the first six; see also test_nulls.
-    """
-    case, _ = make_client()
-    (null,) = agic(steps=3).null()([case], rng=seeded())
-    assert len(null.x) == 12
-    assert null.route == "prior alone"
-    assert null.explained.max() == 0
-    assert null.confidence.max() < 0.05
-
-
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN"), (float("inf"), "infinite"), (0.0, "all zeros")])
 def test_unusable_round_is_left_out_with_a_note(value: float, words: str) -> None:
     case, _ = make_client()

@@ -9,7 +9,7 @@ from generators import seeded
 from observations import observe_sums
 from torch import Tensor
 
-from attacker.attacks import AttackSpec, Case, Need, cohort_spans, find_unmet
+from attacker.attacks import Case, Need, cohort_spans, find_unmet
 from attacker.attacks.multi_round.spans.cohort_attack import count_most_examples, list_groups, list_owners
 from attacker.attacks.multi_round.spans.cohorts import isolate_clients, name_owner
 from attacker.attacks.multi_round.spans.row_space import RowSpace
@@ -115,12 +115,6 @@ def test_a_single_client_is_refused() -> None:
 def test_most_examples_of_a_sum_are_those_reported() -> None:
     (first, *_), holdings = make_sums(COHORTS, hold("a", "b", "c")).observations, 2 * EXAMPLES
     assert count_most_examples(first) == holdings
-
-
-def test_the_null_is_grey() -> None:
-    (null,) = AttackSpec(name="cohort_spans", null=True).build()([make_sums(COHORTS, hold("a", "b", "c"))], rng=seeded())
-    assert float((null.x - 0.5).abs().max()) == 0
-    assert null.route == "prior alone"
 
 
 def measure_answers(found: Reconstruction, x: Tensor) -> tuple[Tensor, list[int]]:

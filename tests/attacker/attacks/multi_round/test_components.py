@@ -23,9 +23,8 @@ from attacker.attacks.multi_round.spans.components import (
     mix_images,
     separate_images,
 )
-from attacker.attacks.multi_round.spans.layer_rows import convert_to_examples
-from attacker.attacks.multi_round.spans.mixed_spans import is_whole
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.multi_round.spans.same_batch import make_factors
 from fedsim import data, models
@@ -107,17 +106,18 @@ def test_copies_of_an_image_are_one_estimate_in_all_of_their_updates() -> None:
     x = draw_photos(5)
     nothing = RecoveredExamples(torch.zeros(0, prod(DATA.shape) + 1, dtype=torch.float64), torch.zeros(0), ())
     space = RowSpace(join_ones(x[:1]), torch.ones(1, 1), torch.ones(1), 1.0, saturated=False)
+    updates = LayerUpdates([space, space], {}, DATA)
     parts = [replace(mix(x[:3]), holders=(0,)), replace(mix(x[[0, 3, 4]]), holders=(1,))]
-    found, estimates = add_components(nothing, parts, [space, space], DATA, seeded())
+    found, estimates = add_components(nothing, parts, updates, seeded())
     assert isinstance(estimates, EstimatedImages)
     assert len(found.vectors) == 0
     assert sorted(estimates.holders) == [(0,), (0,), (0, 1), (1,), (1,)]
     shared = convert_to_examples(estimates.vectors[[own == (0, 1) for own in estimates.holders]], DATA)
     assert measure_psnr(shared, x).argmax() == 0
     whole = replace(mix(x), holders=(0,))
-    covered = add_components(nothing, [parts[0], replace(mix(x[:4]), holders=(0,))], [space, space], DATA, seeded())[1]
+    covered = add_components(nothing, [parts[0], replace(mix(x[:4]), holders=(0,))], updates, seeded())[1]
     assert len(covered.holders) == 4
-    assert len(add_components(nothing, [parts[0], whole], [space, space], DATA, seeded())[1].holders) == 5
+    assert len(add_components(nothing, [parts[0], whole], updates, seeded())[1].holders) == 5
 
 
 def test_estimates_rank_before_examples_with_large_errors() -> None:
@@ -152,7 +152,7 @@ def test_spaces_with_dimensions_hidden_by_noise_are_not_separated(
     gap: float, complete: bool, saturated: bool, whole: bool
 ) -> None:
     space = RowSpace(torch.ones(1, 4), torch.ones(3, 1), torch.ones(3), gap, saturated=saturated, complete=complete)
-    assert is_whole(space) == whole
+    assert space.is_whole == whole
 
 
 def test_components_open_clients_that_lone_rows_do_not() -> None:

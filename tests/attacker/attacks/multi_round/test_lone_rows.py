@@ -1,11 +1,11 @@
-"""Tests of `lone_rows`: rows of an update that belong to a single example, by parallel rows or by 8-bit values."""
+"""Tests of lone rows: rows of an update that belong to a single example, by parallel rows or by 8-bit values."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.multi_round.spans.lone_rows import find_eight_bit_rows, find_lone_rows, find_parallel_rows
-from attacker.attacks.multi_round.spans.recovery import find_holders
+from attacker.attacks.multi_round.spans.intersections import find_holders
+from attacker.attacks.multi_round.spans.relu_zeros import find_eight_bit_rows, find_lone_rows, find_parallel_rows
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 
 VALUES = 64

@@ -10,12 +10,24 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet, spans
 from attacker.attacks.cases import UNNAMED_CLIENT
-from attacker.attacks.multi_round.spans import recovery
-from attacker.attacks.multi_round.spans.anonymous import group_rounds, group_updates
-from attacker.attacks.multi_round.spans.layer_rows import compute_decayed_share, convert_to_examples, explain_unlinear, read_rows
-from attacker.attacks.multi_round.spans.observed_layer import find_limits
-from attacker.attacks.multi_round.spans.recovery import count_all_shared, find_holders, merge_equal, recover
-from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_row_space, compute_threshold, intersect
+from attacker.attacks.multi_round.spans import intersections
+from attacker.attacks.multi_round.spans.client_groups import group_rounds, group_updates
+from attacker.attacks.multi_round.spans.intersections import find_holders, merge_equal, recover
+from attacker.attacks.multi_round.spans.layer_updates import (
+    LayerUpdates,
+    compute_decayed_share,
+    convert_to_examples,
+    explain_unlinear,
+    read_rows,
+)
+from attacker.attacks.multi_round.spans.row_space import (
+    Intersection,
+    RowSpace,
+    compute_row_space,
+    compute_threshold,
+    count_all_shared,
+    intersect,
+)
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
 from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
@@ -49,8 +61,8 @@ def make_client(
 def find_spaces(case: Case) -> list[RowSpace]:
     found = []
     for observation in case.observations:
-        seen = read_rows(observation, LAYER)
-        found.append(compute_row_space(seen.rows, seen.noise, observation.num_examples, seeded()))
+        rows, noise = read_rows(observation, LAYER)
+        found.append(compute_row_space(rows, noise, observation.num_examples, seeded()))
     return found
 
 
@@ -115,12 +127,11 @@ def test_three_batches_separate_what_two_share() -> None:
     order = ((0, 1, 2), (0, 1, 3), (0, 4, 5), (1, 6, 7))
     case, *_ = make_client(order)
     spaces = find_spaces(case)
-    low, high = torch.full((64,), -10.0, dtype=torch.float64), torch.full((64,), 10.0, dtype=torch.float64)
     shared = count_all_shared(spaces, seeded())
     assert shared[0, 1] == 2
-    found = recover(spaces, shared, low, high)
+    found = recover(LayerUpdates(spaces, {}, DATA), shared)
     assert sorted(found.holders) == [(0, 1, 2), (0, 1, 3)]
-    two = recover(spaces[:2], shared[:2, :2], low, high)
+    two = recover(LayerUpdates(spaces[:2], {}, DATA), shared[:2, :2])
     assert len(two.vectors) == 0
 
 
@@ -190,13 +201,6 @@ def test_vectors_that_agree_within_noise_are_merged() -> None:
     assert sorted(clearance.tolist()) == [2.0, 3.0]
 
 
-def test_holders_of_an_example_are_its_batches() -> None:
-    case, x, _ = make_client(TWO_EPOCHS)
-    spaces = find_spaces(case)
-    vectors = torch.cat([DATA.normalise(x).flatten(1), torch.ones(9, 1)], dim=1).double() * 1e5
-    assert find_holders(vectors, spaces)[4] == (1, 4)
-
-
 def test_more_examples_than_neurons_are_refused() -> None:
     narrow = ModelSpec(name="mlp", arguments={"hidden": [4]})
     order = (tuple(range(6)), (0, 6, 7, 8, 1, 2))
@@ -253,16 +257,15 @@ def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: 
     """Row spaces are intersected once per pair of rounds that share examples, and further only where some are not known yet."""
     order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]  # type: ignore[no-untyped-call]
     case, x, _ = make_client(tuple(tuple(rows.tolist()) for rows in order), examples=12)
-    spaces, calls, intersect_once = find_spaces(case), [0], recovery.intersect
+    spaces, calls, intersect_once = find_spaces(case), [0], intersections.intersect
 
     def count_calls(first: Tensor, second: Tensor) -> Intersection:
         calls[0] += 1
         return intersect_once(first, second)
 
     shared = count_all_shared(spaces, seeded())
-    monkeypatch.setattr(recovery, "intersect", count_calls)
-    low, high = find_limits(DATA)
-    found = recover(spaces, shared, low, high)
+    monkeypatch.setattr(intersections, "intersect", count_calls)
+    found = recover(LayerUpdates(spaces, {}, DATA), shared)
     assert measure_errors(convert_to_examples(found.vectors, DATA), x).max() < 1e-4
     assert calls[0] <= int((shared.triu(1) > 0).sum())
 
@@ -324,7 +327,7 @@ def test_two_updates_of_one_round_are_not_of_one_client() -> None:
 def test_random_inputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _, _ = make_client(TWO_EPOCHS, mode="train")
     monkeypatch.setattr(
-        "attacker.attacks.multi_round.spans.observed_layer.is_input_random", lambda spec, data, layer: layer == "1"
+        "attacker.attacks.multi_round.spans.layer_updates.is_input_random", lambda spec, data, layer: layer == "1"
     )
     with pytest.raises(ValueError, match="random numbers before layer 1, such as dropout"):
         spans()([case], rng=seeded())

@@ -128,12 +128,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "capped": (lambda: around(nn.ReLU6()), "1 is ReLU6: it is not a supported"),
     "a falling leaky ReLU": (lambda: around(nn.LeakyReLU(-0.1)), r"at least 0, got -0\.1"),
     "an activation of pooled ones": (lambda: around(nn.ReLU(), nn.AvgPool2d(3, 1, 1), nn.Tanh()), "3 follows no layer with w"),
-    "two activations": (lambda: around(nn.Sigmoid(), nn.Tanh()), "2 follows no layer with weights"),
     "an activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), "0 follows no layer with weights"),
     "no weights": (lambda: nn.Sequential(nn.AvgPool2d(2), nn.Flatten()), "no layer with weights"),
     "nothing": (nn.Identity, "no layer with weights"),
     "softmax in the end": (lambda: nn.Sequential(*around(), nn.Softmax(1)), "3 is Softmax: its outputs are probabilities"),
-    "log softmax of channels": (lambda: around(nn.LogSoftmax(1)), "1 is LogSoftmax: its outputs are probabilities"),
     "log softmax over examples": (
         lambda: nn.Sequential(*around(), nn.LogSoftmax(0)),
         "LogSoftmax: its outputs are probabilities",
@@ -143,7 +141,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         "4 follows a log-softmax, and closed forms need it at the end of the network",
     ),
     "sigmoid in the end": (lambda: nn.Sequential(*around(), nn.Sigmoid()), "activation sigmoid to the outputs of its last layer"),
-    "leaky in the end": (lambda: nn.Sequential(*around(), nn.LeakyReLU()), r"activation leaky_relu\(0.01\) to the outputs of"),
     "pooled logits": (
         lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
         "average pooling follows the network's last layer with weights, 0",
@@ -159,8 +156,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "one bias of two layers": (one_bias, "the bias of 3 is shared with another layer"),
     "a weight that is a buffer": (lambda: changed(freeze_in_a_buffer), "the weight of 0 is shared .*, or a buffer"),
     "weight norm": (lambda: changed(parametrizations.weight_norm), "the weight of 0 is shared with another layer"),
-    "spectral norm": (lambda: changed(parametrizations.spectral_norm), "the weight of 0 is shared with another layer"),
-    "orthogonal": (lambda: changed(parametrizations.orthogonal, 3), "the weight of 3 is shared with another layer"),
     "a parametrisation": (build_parametrised, "the weight of 0 is shared with another layer"),
     "pruning": (pruned, "0 has hooks or a replaced forward method"),
     "a hook": (lambda: with_hook(3), "3 has hooks or a replaced forward method"),
@@ -177,7 +172,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "pooling of what is flat": (lambda: nn.Sequential(nn.Flatten(), nn.AvgPool2d(2)), r"1 fails on an input of shape \(144,\)"),
     "pooling that does not fit": (lambda: around(nn.AvgPool2d(10)), r"1 fails on an input of shape \(4, 9, 8\)"),
     "not materialised": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "1 has hooks"),
-    "several outputs": (lambda: nn.LSTM(8, 3), "LSTM"),
 }
 
 
@@ -218,7 +212,6 @@ def whole(change: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Te
 
 
 CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
-    "plus a constant": (whole(lambda m, x: x + 1), "its code calls add: it is not a supported"),
     "times a constant": (whole(lambda m, x: x * 2), "its code calls mul: it is not a supported"),
     "plus itself": (whole(lambda m, x: x + x), "its code calls add: it is not a supported"),
     "normalised by a buffer": (lambda m, x: m.fc(m.conv(x - m.mean).flatten(1)), "its code scales the inputs before"),
@@ -251,12 +244,10 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
         lambda m, x: m.fc(m.conv(x).flatten(1)) if x.sum() > 0 else x,
         r"needs the values of a tensor, .* \(test_chain_refused\.py, line \d+: .*x\.sum\(\) > 0.*\); write this line with",
     ),
-    "a choice by mean": (lambda m, x: m.fc(m.conv(x).flatten(1)) * float(x.mean()), "needs the values of a tensor"),
     "a loop over examples": (lambda m, x: torch.stack([m.fc(m.conv(one)) for one in x]), "needs the values of a tensor"),
     "an error without words": (lambda m, x: (_ for _ in ()).throw(RuntimeError()), "cannot be traced: RuntimeError:  "),
     "a refused size": (whole(lambda m, x: x if len(x) < 9 else m.missing), "cannot be traced: AttributeError.*has no attribute"),
     "a choice by batch": (whole(lambda m, x: x.relu() if len(x) > 1 else x.tanh()), "batches of different sizes differently"),
-    "a choice by two": (whole(lambda m, x: x.relu() if x.size(0) == 2 else x), "batches of different sizes differently"),
     "an unsupported one before": (
         whole(lambda m, x: x.exp().view(len(x.exp()), -1)),
         "its code calls exp: it is not a",
@@ -311,12 +302,9 @@ def test_one_dimensional_convolutions_are_refused() -> None:
 
 
 OWN_NETWORKS = {
-    "resnet18": "add joins 2 paths",
     "resnet20_4": "add joins 2 paths",
-    "resnet18_rog": "joins 2 paths",
     "resnet9_rog": "joins 2 paths",
     "lenet_rog": "2 is MaxPool2d",
-    "vgg7": "4 is MaxPool2d",
 }
 
 
@@ -329,13 +317,10 @@ def test_own_networks_with_joins_or_max_pooling_are_refused(name: str, reason: s
 @pytest.mark.parametrize(
     ("architecture", "reason"),
     [
-        ("alexnet", r"features\.2 is MaxPool2d"),
         ("vgg11", r"features\.2 is MaxPool2d"),
         ("vgg11_bn", r"features\.1 is BatchNorm2d"),
         ("resnet18", "add joins 2 paths"),
         ("squeezenet1_1", "cat joins 2 paths"),
-        ("mobilenet_v2", "add joins 2 paths"),
-        ("vit_b_32", "cat joins 2 paths"),
     ],
 )
 def test_networks_of_torchvision_are_refused(architecture: str, reason: str) -> None:

@@ -10,7 +10,7 @@ from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
-from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer, separate
+from attacker.attacks.closed_form.linear.direct_layer import find_direct_layer, recover_direct_batch
 from attacker.attacks.closed_form.observations import observe as stack
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -161,7 +161,7 @@ def test_mixtures_behind_sums_of_neurons_are_never_certain(seed: int, observe: A
     observed = stack([Case((one,))])
     layer = find_direct_layer(observed, 0)
     assert layer is not None
-    found = separate(observed, layer, 0, rng)
+    found = recover_direct_batch(observed, layer, 0, rng)
     wrong = (found.x[:, None] - x[None]).flatten(2).square().mean(dim=2).amin(dim=1) > 1e-4
     assert not bool((wrong & (found.certainty >= 0.5)).any())
 

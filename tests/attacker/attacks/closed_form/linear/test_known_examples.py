@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.linear.known_examples import find_beside
+from attacker.attacks.closed_form.linear.known_examples import find_remaining
 from attacker.attacks.closed_form.linear.low_rank import Factors, factorise
 from attacker.attacks.closed_form.linear.sparse import Directions
 
@@ -51,7 +51,7 @@ def test_what_is_left_is_the_gradient_of_the_other_examples(count: int) -> None:
 
     known = batch.locate(torch.cat([batch.x[:count] * 3, batch.x[-2:].mean(dim=0, keepdim=True)]))
     known = known[:count] if count == EXAMPLES else known
-    found = find_beside(batch.factors, known, batch.forward, batch.constant, find)
+    found = find_remaining(batch.factors, known, batch.forward, batch.constant, find)
     assert found is not None
     assert met == ([EXAMPLES - count] if count < EXAMPLES else [])
     assert float(found.agreement.min()) > 0.99
@@ -63,5 +63,5 @@ def test_without_known_examples_or_other_directions_nothing_is_found() -> None:
     fail = pytest.fail
     mixed = batch.locate(batch.x[-2:].mean(dim=0, keepdim=True))
     for known in (mixed, mixed[:0]):
-        assert find_beside(batch.factors, known, batch.forward, batch.constant, lambda *_: fail("nothing is known")) is None
-    assert find_beside(batch.factors, batch.locate(batch.x[:2]), batch.forward, batch.constant, lambda *_: None) is None
+        assert find_remaining(batch.factors, known, batch.forward, batch.constant, lambda *_: fail("nothing is known")) is None
+    assert find_remaining(batch.factors, batch.locate(batch.x[:2]), batch.forward, batch.constant, lambda *_: None) is None

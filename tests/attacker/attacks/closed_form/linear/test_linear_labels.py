@@ -5,7 +5,7 @@ import torch
 from linear_batches import DATA, Tensors, batch, gradient_of, layers, network, recover
 from torch import Tensor, nn
 
-from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain
+from attacker.attacks.closed_form.linear.batch_labels import LabelledExamples, explain_batch
 from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, PAPER_RGAP, RgapSettings, solve_last_layer, solve_layers
 from attacker.attacks.networks.chain import read_chain
 from fedsim import models
@@ -17,7 +17,7 @@ BOUNDS = (torch.zeros(DATA.shape), torch.ones(DATA.shape))
 def explained(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entropy") -> tuple[LabelledExamples, Tensors]:
     weights, gradient = gradient_of(model, x, y, loss)
     answer = recover(model, weights, gradient, len(x))
-    return explain(read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
+    return explain_batch(read_chain(model, DATA.shape), weights, loss, answer, len(x), bounds=BOUNDS), gradient
 
 
 def measure_misfit(model: nn.Module, found: LabelledExamples, gradient: Tensors, loss: str = "cross_entropy") -> float:
@@ -78,7 +78,7 @@ def test_labels_of_an_unseparated_batch_are_refused() -> None:
     weights, gradient = gradient_of(model, x, y)
     answer = recover(model, weights, gradient, 4)
     with pytest.raises(ValueError, match="labels cannot be found"):
-        explain(read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
+        explain_batch(read_chain(model, DATA.shape), weights, "cross_entropy", answer, 4)
 
 
 @pytest.mark.parametrize("size", [2, 5])

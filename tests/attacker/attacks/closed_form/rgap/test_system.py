@@ -11,11 +11,7 @@ from torch.func import functional_call, jacrev
 from attacker.attacks.closed_form.rgap.system import (
     EquationValues,
     LayerSystem,
-    apply_maps,
-    apply_transposed_maps,
-    fold,
     solve_least_squares,
-    unfold,
 )
 from attacker.attacks.networks.chain import read_chain
 from attacker.attacks.networks.layers import Layer
@@ -154,24 +150,6 @@ def test_scale_multiplies_rows_and_zero_removes_one() -> None:
     assert (dense(system)[0] == 0).all()
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_folding_is_the_transpose_of_taking_columns(name: str) -> None:
-    layer, _ = layer_of(name)
-    x = draw(2, *layer.product_inputs, seed=6)
-    columns = unfold(layer, x)
-    other = draw(*columns.shape, seed=7)
-    assert torch.allclose((columns * other).sum(), (x * fold(layer, other)).sum(), rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_transposed_maps_are_adjoint_to_the_maps(name: str) -> None:
-    layer, _ = layer_of(name)
-    for maps, shape in ((layer.before, layer.inputs), (layer.after, layer.product_outputs)):
-        x = draw(2, *shape, seed=8)
-        y = draw(*apply_maps(maps, x).shape, seed=9)
-        assert torch.allclose((apply_maps(maps, x) * y).sum(), (x * apply_transposed_maps(maps, y, shape)).sum(), rtol=1e-12)
-
-
 def solved_by_numpy(system: LayerSystem, target: EquationValues, at: int) -> Tensor:
     matrix, right = dense(system, at).numpy(), stack(target if system.scale is None else target * system.scale, at).numpy()
     return torch.from_numpy(np.linalg.lstsq(matrix, right, rcond=1e-11)[0]).reshape(system.layer.inputs)
@@ -281,13 +259,3 @@ def test_iterations_are_a_limit_and_tolerance_ends_earlier() -> None:
     assert loose.iterations < tight.iterations
     wanted = solved_by_numpy(system, target, 0)
     assert (loose.x[0] - wanted).norm() > 1e3 * (tight.x[0] - wanted).norm()
-
-
-def test_arithmetic_of_equation_values() -> None:
-    one = EquationValues(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[[2.0]], [[0.0]]]))
-    other = EquationValues(torch.ones(2, 2), torch.full((2, 1, 1), 3.0))
-    assert one.squared_norm().tolist() == [9, 25]
-    both = one.add(other, torch.tensor([1.0, -2.0]))
-    assert both.weights.tolist() == [[2, 3], [1, 2]]
-    assert both.gradients.tolist() == [[[5]], [[-6]]]
-    assert (one * other).gradients.tolist() == [[[6]], [[0]]]

@@ -1,4 +1,4 @@
-"""Tests of doubts: mixtures of examples must not be certain, and examples must stay so."""
+"""Tests of certainty: mixtures of examples must not be certain, and examples must stay so."""
 
 from dataclasses import replace
 
@@ -9,9 +9,9 @@ from observations import observe_rounds
 from torch import Tensor
 
 from attacker.attacks import Case, spans
-from attacker.attacks.multi_round.spans.doubts import find_stored, measure_room, review, shows_example
-from attacker.attacks.multi_round.spans.layer_rows import join_parameters, read_rows
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.certainty import find_eight_bit, judge_clearance, measure_union, shows_example
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, join_parameters, read_rows
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space, intersect
 from attacker.attacks.networks.input_layer import InputLayer
 from fedsim.recording import DataSpec, ModelSpec
@@ -49,8 +49,7 @@ def batch() -> tuple[RowSpace, Tensor, Tensor]:
     """Return the row space of a batch of six images, the [W, b] that was sent, and the vectors [x, 1]."""
     x = torch.rand(6, *IMAGES.shape, generator=seeded(2))
     (observation,) = record(x, [list(range(6))], IMAGES, hidden=96).observations
-    seen = read_rows(observation, LAYER)
-    space = compute_row_space(seen.rows, seen.noise, 6, seeded())
+    space = compute_row_space(*read_rows(observation, LAYER), 6, seeded())
     vectors = torch.cat([x.flatten(1), torch.ones(6, 1)], dim=1).double()
     return space, join_parameters(observation.weights, LAYER), vectors
 
@@ -85,8 +84,8 @@ def test_two_spaces_larger_than_their_surroundings_intersect_in_the_rest() -> No
 def test_room_is_the_dimension_of_all_spaces_together() -> None:
     y = 1e6 * torch.eye(9, dtype=torch.float64)
     spaces = [RowSpace(y[rows], torch.zeros(4, len(rows)), torch.ones(4), 1.0, saturated=False) for rows in ([0, 1], [1, 2, 3])]
-    assert measure_room(spaces) == 4
-    assert measure_room([replace(space, saturated=True) for space in spaces]) == 0
+    assert measure_union(spaces) == 4
+    assert measure_union([replace(space, saturated=True) for space in spaces]) == 0
 
 
 @pytest.mark.parametrize(("batch_size", "hidden"), [(4, 128), (8, 128), (8, 32)])
@@ -120,8 +119,8 @@ def test_answer_off_the_grid_of_other_images_is_undecided() -> None:
     x = torch.cat([stored, (stored[:1] + stored[1:]) / 2 + 1e-3])
     vectors = 1e7 * torch.cat([x, torch.ones(3, 1)], dim=1)
     found = RecoveredExamples(vectors, torch.full((3,), 1e5, dtype=torch.float64), ((), (), ()))
-    assert find_stored(found, IMAGES).tolist() == [True, True, False]
-    assert review(found, [], {}, IMAGES).clearance.tolist() == [torch.inf, torch.inf, 0.0]
+    assert find_eight_bit(found, IMAGES).tolist() == [True, True, False]
+    assert judge_clearance(found, LayerUpdates([], {}, IMAGES)).clearance.tolist() == [torch.inf, torch.inf, 0.0]
 
 
 def test_equal_sums_of_near_duplicates_are_undecided() -> None:

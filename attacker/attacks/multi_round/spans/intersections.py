@@ -1,26 +1,18 @@
-"""Recovery of examples as one-dimensional intersections of the row spaces of a client's updates.
+"""Examples as one-dimensional intersections of the row spaces of a client's updates.
 
 The row spaces of two batches that share exactly one example x intersect, in general, in the multiples of [x, 1], which give the
 example once the last entry is scaled to 1. If two batches share several examples, a third one that holds only one of them is
 intersected as well.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from attacker.attacks.multi_round.spans.row_space import (
-    SCREEN_MARGIN,
-    Intersection,
-    RowSpace,
-    compute_threshold,
-    count_shared,
-    intersect,
-    project,
-)
-from attacker.attacks.multi_round.spans.separation import MAX_UNKNOWN, ZERO_LEVEL, ReluBatch, separate
+from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates
+from attacker.attacks.multi_round.spans.row_space import Intersection, RowSpace, compute_threshold, intersect
 
 RANGE_SLACK = 0.02
 """Largest distance of an example's values to [0, 1], in addition to the example's estimated error."""
@@ -31,14 +23,6 @@ MAX_EQUAL_DISTANCE = 1e-4
 """Largest distance of unit vectors of the same example, whatever their estimated errors."""
 MAX_MEMBERS = 8
 """Largest number of row spaces that are intersected to isolate an example."""
-MIN_LIVE_NEURONS = 8
-"""Smallest number of live neurons per example of a batch from which zeros of ReLU make its examples certain. With three, 2 of 57
-such answers were wrong on the report part, which chose this number."""
-MIN_CLEARANCE = 10.0
-"""Smallest `RecoveredExamples.clearance` of a certain example."""
-MAX_CERTAIN_ERROR = 1e-4
-"""Largest estimated error of the values of an example that counts as certain. Errors by rounding are far smaller, errors by noise
-at a signal-to-noise ratio of 40 dB larger. At that noise two of 41 examples that met MIN_CLEARANCE were mixtures of examples."""
 
 
 @dataclass(frozen=True)
@@ -61,35 +45,36 @@ class RecoveredExamples:
         """Estimated standard deviation (N,) of the entries of [x, 1]."""
         return self.vectors[:, -1].abs().reciprocal()
 
+    @classmethod
+    def none(cls, features: int) -> "RecoveredExamples":
+        """Return no examples. features: F, the length of their vectors."""
+        return cls(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
 
-def count_all_shared(spaces: Sequence[RowSpace], rng: Generator) -> Tensor:
-    """Return the dimensions (N, N) that row spaces share, in general the numbers of shared examples; ranks are on the diagonal.
+    def add(self, vectors: Tensor, clearance: Tensor | float, spaces: Sequence[RowSpace]) -> "RecoveredExamples":
+        """Return these examples and those of vectors (M, F), either sign, with clearances (M,), each example once.
 
-    All pairs are screened in a common random projection. The shared dimensions of pairs that pass are counted without the
-    projection.
-    """
-    ranks = torch.tensor([space.rank for space in spaces])
-    shared = torch.diag(ranks)
-    if not len(spaces) or not int(ranks.max()):
-        return shared
-    projected = project([space.y for space in spaces], rng)
-    pairs = torch.combinations(torch.arange(len(spaces)))
-    close = pairs[count_shared(projected, ranks, pairs, margin=SCREEN_MARGIN) > 0]
-    for i, j in close.tolist():
-        shared[i, j] = shared[j, i] = len(intersect(spaces[i].y, spaces[j].y).y)
-    return shared
+        `holders` are determined anew, among the row spaces `spaces`.
+        """
+        if not len(vectors):
+            return self
+        clearance = torch.as_tensor(clearance, dtype=torch.float64).expand(len(vectors))
+        merged, clearance = merge_equal(
+            torch.cat([self.vectors, vectors * torch.sign(vectors[:, -1:])]), torch.cat([self.clearance, clearance])
+        )
+        return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
 
 
-def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tensor) -> RecoveredExamples:
+def recover(updates: LayerUpdates, shared: Tensor) -> RecoveredExamples:
     """Return the plausible examples that are one-dimensional intersections of two to MAX_MEMBERS row spaces, each once.
 
     Pairs of spaces that share one dimension come first. A pair that shares several dimensions is intersected with further spaces
     only if fewer examples of the pair are known than the pair shares, so that the cost grows with the number of pairs.
-    shared: as `count_all_shared` returns it. low, high: smallest and largest normalised inputs (F - 1,), see `is_plausible`.
+    shared: as `count_all_shared` returns it.
     """
+    spaces, features = updates.spaces, len(updates.limits[0]) + 1
     pairs = [(i, j) for i, j in torch.combinations(torch.arange(len(spaces))).tolist() if shared[i, j]]
     lines = [intersect(spaces[i].y, spaces[j].y) for i, j in pairs if shared[i, j] == 1]
-    found = _collect_examples([line for line in lines if is_plausible(line.y[0], low, high)], spaces, len(low) + 1)
+    found = _collect_examples([line for line in lines if bool(mark_plausible(line.y, updates.limits))], spaces, features)
     fresh: list[Intersection] = []
     unit = found.vectors / found.vectors.norm(dim=1, keepdim=True)
     held = _mark_holders(found.holders, len(spaces))
@@ -97,28 +82,23 @@ def recover(spaces: Sequence[RowSpace], shared: Tensor, low: Tensor, high: Tenso
         if int((held[:, i] & held[:, j]).sum()) >= shared[i, j]:
             continue
         lines = _split_into_lines(intersect(spaces[i].y, spaces[j].y), spaces, shared, (i, j))
-        for line in (line for line in lines if is_plausible(line.y[0], low, high)):
+        for line in (line for line in lines if bool(mark_plausible(line.y, updates.limits))):
             fresh.append(line)
             vector = line.y[0] / line.y[0].norm()
-            is_known = bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any())
-            if not is_known:
+            if not bool(((unit @ vector).abs() > 1 - MAX_SCREENED_DISTANCE**2 / 2).any()):
                 unit = torch.cat([unit, vector[None]])
                 held = torch.cat([held, _mark_holders(find_holders(line.y[:1], spaces), len(spaces))])
-    if not fresh:
-        return found
-    more = _collect_examples(fresh, spaces, len(low) + 1)
-    vectors, clearance = merge_equal(torch.cat([found.vectors, more.vectors]), torch.cat([found.clearance, more.clearance]))
-    return RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
+    more = _collect_examples(fresh, spaces, features)
+    return found.add(more.vectors, more.clearance, spaces)
 
 
 def _collect_examples(lines: Sequence[Intersection], spaces: Sequence[RowSpace], features: int) -> RecoveredExamples:
     """Return the different examples behind one-dimensional intersections. features: F, the length of their vectors."""
+    nothing = RecoveredExamples.none(features)
     if not lines:
-        return RecoveredExamples(torch.zeros(0, features, dtype=torch.float64), torch.zeros(0, dtype=torch.float64), ())
-    vectors = torch.stack([line.y[0] * torch.sign(line.y[0, -1]) for line in lines])
+        return nothing
     clearances = [line.next / max(line.largest, torch.finfo(torch.float64).eps) for line in lines]
-    merged, clearance = merge_equal(vectors, torch.tensor(clearances, dtype=torch.float64))
-    return RecoveredExamples(merged, clearance, find_holders(merged, spaces))
+    return nothing.add(torch.cat([line.y for line in lines]), torch.tensor(clearances, dtype=torch.float64), spaces)
 
 
 def _mark_holders(holders: Sequence[Sequence[int]], spaces: int) -> Tensor:
@@ -149,18 +129,19 @@ def _split_into_lines(
     return lines
 
 
-def is_plausible(vector: Tensor, low: Tensor, high: Tensor) -> bool:
-    """Return whether a multiple of [x, 1] with noise of standard deviation 1 can be an example.
+def mark_plausible(vectors: Tensor, limits: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a mask (N,) of the vectors (N, F) that can be multiples of [x, 1] of examples x, with noise of standard deviation 1.
 
-    It can if its last entry, the factor of [x, 1], is above the noise, and the entries of x are in the range `low` to `high` of
-    the data, with a tolerance of six standard deviations and RANGE_SLACK of the range.
+    A vector can be one if its last entry, the factor of [x, 1], is above the noise, and the entries of x are within the
+    limits of the data (`LayerUpdates.limits`), with a tolerance of six standard deviations and RANGE_SLACK of their distance.
     """
-    scale = vector[-1]
-    if float(scale.abs()) < compute_threshold(len(vector)) / len(vector) ** 0.5:
-        return False
-    x, error = vector[:-1] / scale, 6 / float(scale.abs())
+    low, high = limits
+    scale, features = vectors[:, -1:], vectors.shape[1]
+    x, error = vectors[:, :-1] / scale, 6 / scale.abs()
     slack = RANGE_SLACK * (high - low) + error * (1 + x.abs())
-    return bool(((x >= low - slack) & (x <= high + slack)).all())
+    plausible: Tensor = ((x >= low - slack) & (x <= high + slack)).all(dim=1)
+    plausible &= scale[:, 0].abs() >= compute_threshold(features) / features**0.5
+    return plausible
 
 
 def merge_equal(vectors: Tensor, clearance: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,56 +204,3 @@ def _is_in_space(vectors: Tensor, space: RowSpace) -> Tensor:
     spread = (inside.square() / (space.y.square().sum(dim=1) - noise).clamp(min=torch.finfo(vectors.dtype).tiny)).sum(dim=1)
     near: Tensor = outside < MAX_SCREENED_DISTANCE**2 * vectors.square().sum(dim=1)
     return near & (outside <= noise * (1 + spread))
-
-
-def add_separated(
-    found: RecoveredExamples, spaces: Sequence[RowSpace], forwards: Mapping[int, Callable[[], Tensor]], low: Tensor, high: Tensor
-) -> RecoveredExamples:
-    """Return the examples found, together with those that follow from the zeros of ReLU in batches with few unknown examples.
-
-    forwards: dict from the index of the space of each batch of one step on a layer with ReLU to a function that returns [W, b]
-    before the step. Batches with the fewest unknown examples come first. Every example that is found is then known in all other
-    batches that contain it, and these batches are tried again. Batches with more than MAX_UNKNOWN unknown examples are not tried.
-    """
-    tried: dict[int, int] = {}
-    while (separated := _separate_next(found, spaces, forwards, tried, low, high)) is not None:
-        new, certain = separated
-        vectors, clearance = merge_equal(
-            torch.cat([found.vectors, new]), torch.cat([found.clearance, new.new_full((len(new),), certain)])
-        )
-        found = RecoveredExamples(vectors, clearance, find_holders(vectors, spaces))
-    return found
-
-
-def _separate_next(
-    found: RecoveredExamples,
-    spaces: Sequence[RowSpace],
-    forwards: Mapping[int, Callable[[], Tensor]],
-    tried: dict[int, int],
-    low: Tensor,
-    high: Tensor,
-) -> tuple[Tensor, float] | None:
-    """Return the new examples, as vectors [x, 1], of the first batch that yields some, and their clearance; None if none does.
-
-    tried: dict from the index of a batch to the number of its examples that were known when it was last tried; it is updated, and
-    a batch is tried again only if more of its examples are known now. Other arguments: as for `add_separated`.
-    """
-    known = {t: [i for i, holders in enumerate(found.holders) if t in holders] for t in forwards}
-    waiting = sorted((spaces[t].rank - len(known[t]), t) for t in forwards if tried.get(t) != len(known[t]))
-    for unknown, t in waiting:
-        tried[t] = len(known[t])
-        if 0 < unknown <= MAX_UNKNOWN:
-            new = separate(ReluBatch(spaces[t], forwards[t]()), found.vectors[known[t]])
-            if len(new) and all(is_plausible(vector, low, high) for vector in new):
-                return new * torch.sign(new[:, -1:]), _judge_zeros(spaces[t])
-    return None
-
-
-def _judge_zeros(space: RowSpace) -> float:
-    """Return the clearance (see `RecoveredExamples`) of examples found by zeros of ReLU: infinite if they are certain, else 0.
-
-    The examples are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the
-    update's row space, in general the number of examples in the batch.
-    """
-    live = int((space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise).sum())
-    return float("inf") if live >= MIN_LIVE_NEURONS * space.rank else 0.0

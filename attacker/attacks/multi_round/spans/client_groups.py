@@ -1,9 +1,13 @@
-"""Groups of examples of one client among those recovered from secure sums (Marchand et al. 2023, "SRATTA", section 4).
+"""Groups of updates of one client whose senders are not known, and groups of examples of one client in secure sums.
 
-All clients of a round start from the same weights. A neuron that is off for an example at these weights, but has the example in
-its row of the update, was turned on by a step on other examples of the same client. Let the row consist of recovered examples
-only, and let the neuron be on for a single example A of them at the weights sent. If the change of the weights by A is large
-enough to turn the neuron on for another example B of the row, A and B belong to the same client.
+Updates of one client share examples from epoch to epoch. Updates of different clients do not, unless two clients hold the same
+example. The numbers of shared examples follow from the row spaces of the first layer's updates, without labels or names.
+
+Examples are grouped as by Marchand et al. 2023, "SRATTA", section 4. All clients of a round start from the same weights. A neuron
+that is off for an example at these weights, but has the example in its row of the update, was turned on by a step on other
+examples of the same client. Let the row consist of recovered examples only, and let the neuron be on for a single example A of
+them at the weights sent. If the change of the weights by A is large enough to turn the neuron on for another example B of the
+row, A and B belong to the same client.
 
 The paper also links examples that a neuron's row lacks although it is on for them at the weights sent. This rule is left out: the
 shares of examples that the network classifies well are too small to be told from zero, and such links were often wrong.
@@ -16,15 +20,49 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
+from attacker.attacks.multi_round.spans.relu_zeros import ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
-from attacker.attacks.multi_round.spans.separation import ZERO_LEVEL
 
 MAX_ERROR = 10.0
 """Largest error of a row that errors of the recovered examples may cause, in units of the row's own noise. Rows with a larger
 error are not used."""
 MIN_COSINE = 1e-5
 """Smallest cosine between an example and a neuron's weights, in magnitude, from which the neuron's state is known."""
+
+
+def group_updates(spaces: Sequence[RowSpace], shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
+    """Return groups of updates that appear to be of one client each, the largest group first.
+
+    A group is a list of indices of updates, sorted by their rounds. An update is a group of its own if it shares no example with
+    another update, or if it has full rank, since it then shares dimensions with any other.
+    shared: as `row_space.count_all_shared` returns it. rounds: the round of each update.
+    """
+    saturated = torch.tensor([space.saturated for space in spaces])
+    return group_rounds(shared.masked_fill(saturated[:, None] | saturated[None], 0), rounds)
+
+
+def group_rounds(shared: Tensor, rounds: Sequence[int]) -> list[list[int]]:
+    """Return groups of updates that share examples, the largest group first.
+
+    A group is a list of indices of updates, sorted by their rounds. Pairs of updates that share the most examples are joined
+    first. A pair is not joined if that would put two updates of one round into a group, since a client sends one update per
+    round.
+    shared: numbers of shared examples, (N, N), as `count_all_shared` returns them. rounds: the round of each update.
+    """
+    group = list(range(len(rounds)))
+    members = {i: [i] for i in group}
+    upper = shared.triu(1)
+    pairs = upper.nonzero()
+    for i, j in pairs[upper[pairs[:, 0], pairs[:, 1]].argsort(descending=True, stable=True)].tolist():
+        one, other = group[i], group[j]
+        if one == other or {rounds[k] for k in members[one]} & {rounds[k] for k in members[other]}:
+            continue
+        for k in members[other]:
+            group[k] = one
+        members[one] += members.pop(other)
+    found = [sorted(updates, key=lambda i: rounds[i]) for updates in members.values()]
+    return sorted(found, key=lambda updates: (-len(updates), updates))
 
 
 def group_by_client(

@@ -1,11 +1,11 @@
-"""Tests of `grouping`: examples of one client are linked by neurons that a local step on one of them turns on."""
+"""Tests of groups: examples of one client are linked by neurons that a local step on one of them turns on."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.multi_round.spans.grouping import group_by_client, link_examples
-from attacker.attacks.multi_round.spans.recovery import RecoveredExamples
+from attacker.attacks.multi_round.spans.client_groups import group_by_client, link_examples
+from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_row_space
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
