@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from scipy.stats import binom
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import PROBE_COUNT
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
-from attacker.attacks.labels.rules import INTEGER_TOLERANCE
+from attacker.attacks.labels.rules import INTEGER_TOLERANCE, MAX_ROW_SUM, add_negative_logit
 from attacker.attacks.simulation.client import build_network
 from attacker.audit.findings import CheckResult, Finding, NotChecked, PassedCheck
 from fedsim import models
@@ -25,10 +25,13 @@ MAX_CHANCE = 1e-4
 
 
 def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
-    """Yield one result: a `Finding` if more estimated numbers of examples of a label are near whole numbers than chance explains.
+    """Yield one result: a `Finding` if labels of single examples, or numbers of examples per label, can be read off updates.
 
-    At most the first `MAX_UPDATES` updates are tested. The result is a `NotChecked` if no update allows an estimate, or if there
-    are too few estimates to show more than chance. In all other cases without a finding it is `PassedCheck`.
+    At most the first `MAX_UPDATES` updates are tested. It is a finding if more updates of one example name its label
+    (`_name_label`) than chance explains: a share of `MAX_ROW_SUM` of updates of noise do. Otherwise it is a finding if more
+    estimated numbers of examples of a label are near whole numbers than chance explains. The result is a `NotChecked` if no
+    update allows an estimate, or if there are too few estimates to show more than chance. In all other cases without a finding it
+    is `PassedCheck`.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for
@@ -38,8 +41,17 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     nothing. Negative estimates, and shares of an example, show that clients do not train as stated, but for example with the sum
     of the losses, or on more examples than they report.
     """
+    sampled = observations[:MAX_UPDATES]
+    single = [_name_label(one) for one in sampled if one.num_examples == 1]
+    named = [label for label in single if label is not None]
+    if named and binom.sf(len(named) - 1, len(single), MAX_ROW_SUM) <= MAX_CHANCE:
+        yield _build_finding(
+            f"In {len(named)} of {len(single)} updates of one example, one entry of the gradient of the last layer's bias is "
+            f"negative, and all entries add up to 0: that entry is of the example's label, in the first of them {named[0]}."
+        )
+        return
     tested, reason, unread = [], "", 0
-    for observation in observations[:MAX_UPDATES]:
+    for observation in sampled:
         try:
             counts = _estimate_counts(observation)
         except ValueError as error:
@@ -71,12 +83,18 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     if chance > MAX_CHANCE:
         yield PassedCheck(rule=READABLE, evidence=f"{tally}, as many as by chance")
         return
-    yield Finding(
+    yield _build_finding(
+        f"{tally}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first update, "
+        f"{format_counts(tested[0].round().int().tolist())}."
+    )
+
+
+def _build_finding(evidence: str) -> Finding:
+    return Finding(
         rule=READABLE,
         grade="moderate",
         title="The server can count how many examples of each label a client used.",
-        evidence=f"{tally}, in {len(tested)} updates; by chance it would be {2 * INTEGER_TOLERANCE:.0%}. In the first "
-        f"update, {format_counts(tested[0].round().int().tolist())}.",
+        evidence=evidence,
         advice="Add noise to the update of the last layer (clip and gaussian), or sum the updates of many clients by secure "
         "aggregation. If labels are no secret, accept this finding.",
     )
@@ -100,20 +118,45 @@ def format_counts(counts: Sequence[int]) -> str:
     return ", ".join(held[:MAX_LISTED]) + (", ..." if len(held) > MAX_LISTED else "")
 
 
+def _name_label(observation: Observation) -> int | None:
+    """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy.
+
+    The gradient p - y of the last layer's bias then adds up to 0, and only the entry of the label y is negative. Unknown noise
+    changes the sum; shorter gradients and signs of two entries have the same label.
+    """
+    try:
+        _, _, bias = _read_bias_gradient(observation)
+    except ValueError:
+        return None
+    is_softmax = len(bias) > 1 and bool(bias.isfinite().all()) and float(bias.sum().abs()) <= MAX_ROW_SUM * float(bias.norm())
+    return int(bias.argmin()) if is_softmax and int((bias < 0).sum()) == 1 else None
+
+
 def _estimate_counts(observation: Observation) -> Tensor:
     """Return the estimated numbers of examples of each label, (K,), floats. Raises ValueError if they cannot be estimated."""
     examples = observation.num_examples or 0
-    if observation.client == SUM_CLIENT:
-        raise ValueError(
-            "labels can only be counted in the update of a single client, and this is a sum under secure aggregation"
-        )
     if not 0 < examples <= MAX_EXAMPLES:
         reported = "no number" if observation.num_examples is None else observation.num_examples
         raise ValueError(
             f"labels can only be counted if the client reports 1 to {MAX_EXAMPLES} examples, and this one reported {reported}"
         )
-    if observation.training.loss != "cross_entropy":
-        raise ValueError(f"labels can only be counted for cross-entropy, and the loss is {observation.training.loss}")
+    model, seen, bias = _read_bias_gradient(observation)
+    state = seen.get_state(0)
+    with torch.no_grad():
+        probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
+        _, logits = compute_head_inputs(model, seen.data, {**state["buffers"], **state["weights"]}, seen.data.normalise(probes))
+    return examples * (models.predict_probabilities(logits).mean(dim=0) - add_negative_logit(bias))
+
+
+def _read_bias_gradient(observation: Observation) -> tuple[nn.Module, ObservedGradients, Tensor]:
+    """Return the network, the observed gradient, and its part for the last layer's bias, (K,), or (1,) for one logit.
+
+    Raises ValueError if the update does not hold it: for sums of several clients, several local steps, and layers without a bias.
+    """
+    if observation.client == SUM_CLIENT:
+        raise ValueError(
+            "labels can only be counted in the update of a single client, and this is a sum under secure aggregation"
+        )
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
     if seen.steps > 1:
@@ -121,12 +164,4 @@ def _estimate_counts(observation: Observation) -> Tensor:
     _, bias = models.find_head(model, observation.data)
     if bias is None:
         raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")
-    if observation.data.num_classes < 3:
-        raise ValueError(
-            f"labels can only be counted with more than two classes, and the data have {observation.data.num_classes}"
-        )
-    state, gradient = seen.get_state(0), seen.gradients[bias][0]
-    with torch.no_grad():
-        probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
-        _, logits = compute_head_inputs(model, seen.data, {**state["buffers"], **state["weights"]}, seen.data.normalise(probes))
-    return examples * (models.predict_probabilities(logits).mean(dim=0) - gradient)
+    return model, seen, seen.gradients[bias][0]

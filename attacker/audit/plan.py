@@ -58,10 +58,12 @@ class PlannedAttack:
         """Return a `Replay`, not yet run, of the attack or of its null.
 
         out: folder for reconstructions. model: `module:function` that builds the network, only needed if it is not built in.
+        Closed forms without a search solve one case after the other, so that those which are finished count if it is stopped.
         """
         spec = AttackSpec(name=self.spec.name, arguments=self.spec.arguments, null=null)
         rounds, clients = frozenset(row.round for row in self.rows), frozenset(row.client for row in self.rows)
-        return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, model=model)
+        chunk = 1 if spec.arguments.get("fallback") == "none" else None
+        return Replay(recording=recording, spec=spec, out=out, rounds=rounds, clients=clients, chunk=chunk, model=model)
 
 
 def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool = True) -> Iterator[PlannedAttack | NotChecked]:

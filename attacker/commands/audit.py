@@ -198,8 +198,7 @@ def _measure_change(found: "Audit", run: Path, change: str, experiment: "Experim
 def _replay_shown(replay: Any) -> Any:
     from attacker.commands.progress_bar import replay_with_progress
 
-    options = {"rounds": replay.rounds, "clients": replay.clients, "model": replay.model}
-    return replay_with_progress(replay.recording, replay.spec, replay.out, **options)
+    return replay_with_progress(replay)
 
 
 def _print_plan(plan: Any) -> None:

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from attacker.attacks import AttackSpec
 from attacker.commands.progress_bar import replay_with_progress
+from attacker.replay.replay import Replay
 from attacker.report import build
 from attacker.scoring import Scorer, Summary, summarise
 from fedsim.commands.console import err
@@ -98,7 +99,8 @@ def attack(run: Path, federation: DemoFederation) -> list[Summary]:
         for knowledge in federation.knowledge:
             for null in (False, True):
                 spec = AttackSpec(name=name, arguments={**arguments, **knowledge}, null=null)
-                replayed = replay_with_progress(recording, spec, run / "reconstructions", workers=None)
+                replay = Replay(recording=recording, spec=spec, out=run / "reconstructions", workers=None)
+                replayed = replay_with_progress(replay)
                 rows += scorer.score(replayed.folder)
     return summarise(rows)
 

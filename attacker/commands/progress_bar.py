@@ -1,8 +1,6 @@
 """Replay of one attack with a progress bar and a summary on stderr."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
@@ -10,15 +8,14 @@ from attacker.attacks import AttackSpec
 from attacker.replay.forecast import Forecast, describe_routes
 from attacker.replay.replay import Replay, ReplayResult
 from fedsim.commands.console import err, show_progress_bar
-from fedsim.recording import Recording
 
 MAX_REASONS = 3
 """Largest number of failed cases, and of omitted rounds, whose reasons are printed; the replay's files hold all of them."""
 
 
-def replay_with_progress(recording: Recording, spec: AttackSpec, out: Path, **options: Any) -> ReplayResult:
-    """Run a replay, show its progress and a summary on stderr, and return its result. `options` are passed to `Replay`."""
-    replay = Replay(recording=recording, spec=spec, out=out, **options)
+def replay_with_progress(replay: Replay) -> ReplayResult:
+    """Run a replay, show its progress and a summary on stderr, and return its result."""
+    spec = replay.spec
     observations, megabytes = replay.measure_extent()
     clients = " of whole clients" if replay.plan.whole else ""
     err.print(

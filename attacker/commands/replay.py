@@ -103,6 +103,7 @@ def replay(
     with report_errors(verbose=verbose, kept=KEPT_ON_INTERRUPT), _show_tracebacks() if verbose else nullcontext():
         from attacker.attacks import AttackSpec
         from attacker.commands.progress_bar import replay_with_progress
+        from attacker.replay.replay import Replay
         from fedsim.recording import Recording, find_recording, find_run
         from fedsim.recording.selection import parse_rounds
 
@@ -113,19 +114,21 @@ def replay(
         oracles = _make_oracles(oracle or [], recorded, truth, AttackSpec(name=attack, arguments=arguments))
         results = [
             replay_with_progress(
-                recorded,
-                AttackSpec(name=attack, arguments=arguments, null=is_null),
-                run / "reconstructions" if folder is None else folder.resolve(),
-                seed=seed,
-                device=resolve_device(device),
-                rounds=parse_rounds(rounds),
-                clients=frozenset(client or ()) or None,
-                chunk=chunk,
-                **oracles,
-                threads=threads,
-                workers=1 if verbose else workers,
-                ray=ray,
-                model=model,
+                Replay(
+                    recording=recorded,
+                    spec=AttackSpec(name=attack, arguments=arguments, null=is_null),
+                    out=run / "reconstructions" if folder is None else folder.resolve(),
+                    seed=seed,
+                    device=resolve_device(device),
+                    rounds=parse_rounds(rounds),
+                    clients=frozenset(client or ()) or None,
+                    chunk=chunk,
+                    **oracles,
+                    threads=threads,
+                    workers=1 if verbose else workers,
+                    ray=ray,
+                    model=model,
+                )
             )
             for is_null in ((False, True) if null else (False,))
         ]

@@ -22,6 +22,8 @@ TTL_SECONDS = 43_200.0
 """Lifetime of a message; a reply to a message that is older raises an exception."""
 FAILED_REPLY = 1
 """Code of the error that stands for a client's failure, whose reason the older interface states in words."""
+SECURE_SUM = "the strategy got one result for all clients, as by Flower's secure aggregation, whose sums are not recorded"
+"""Error of each client in such a round."""
 
 
 def is_older(strategy: object) -> bool:
@@ -44,7 +46,7 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
     def configure_fit(server_round: int, parameters: Parameters, client_manager: Any) -> list[tuple[ClientProxy, Any]]:
         instructed: list[tuple[ClientProxy, Any]] = configure(server_round, parameters, client_manager)
         arrays = names.name_arrays(parameters)
-        messages.sent = []
+        messages.sent, messages.given = [], [instructions.parameters for _, instructions in instructed]
         for client, instructions in instructed:
             own = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
             content = RecordDict({records.WEIGHTS_KEY: own})
@@ -97,11 +99,13 @@ class ArrayNames:
 class SentMessages(Strategy):
     """The messages that an older strategy sends in the current round, as a strategy of the newer interface.
 
-    Its `configure_train` returns them; its other methods of that interface do nothing.
+    Its `configure_train` returns them; its other methods of that interface do nothing. given: the weights as the strategy sends
+    them, of which clients in the server's process may return the same object.
     """
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
+        self.given: list[Parameters] = []
         self._numbers: dict[str, int] = {}
 
     def number_client(self, client: ClientProxy) -> int:
@@ -119,14 +123,19 @@ class SentMessages(Strategy):
 
         results, failures: arguments of Flower's `aggregate_fit`. names: names of the arrays in results. Exceptions in `failures`
         do not name their client, so that the error of each client without a result lists all of them. Results of clients that
-        were not asked are left out, with a warning in the log.
+        were not asked are left out, with a warning in the log. Flower's workflow of secure aggregation puts the sum, as one
+        object, into the results of all clients: each client then gets an error.
         """
         sent = {message.metadata.dst_node_id: message for message in self.sent}
         replies = {}
+        objects = {id(result.parameters) for _, result in results}
+        is_sum = len(objects) == 1 < len(results) and objects.isdisjoint(map(id, self.given))
+        if is_sum:
+            log(WARNING, "fedleak: no update of this round is recorded: %s", SECURE_SUM)
         for client, result in [*results, *(failure for failure in failures if isinstance(failure, tuple))]:
             node = self.number_client(client)
             if node in sent:
-                replies[node] = _make_reply(sent[node], result, names)
+                replies[node] = _make_failure(sent[node], SECURE_SUM) if is_sum else _make_reply(sent[node], result, names)
             else:
                 log(
                     WARNING,

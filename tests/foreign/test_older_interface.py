@@ -1,5 +1,6 @@
 """Tests of apps with Flower's older interface, NumPyClient and flwr.server.strategy: recording does not change results."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from typing import Any, cast
 import pytest
 import torch
 from flwr.client import Client, NumPyClient
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.common import Code, Context, FitIns, FitRes, Parameters, Scalar, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import Server, ServerAppComponents, ServerConfig, SimpleClientManager
+from flwr.server import LegacyContext, Server, ServerAppComponents, ServerConfig, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg, Strategy
-from flwr.serverapp import ServerApp
+from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
@@ -187,6 +190,26 @@ def test_a_client_that_raises_is_recorded_as_failed_with_the_reason(app: Any) ->
     rows = list(app.recording.read_rows())
     assert sorted(row.status for row in rows) == ["complete", "complete", "failed"]
     assert "the client ran out of luck" in next(row.reason for row in rows if row.status == "failed")
+
+
+def test_sums_of_flowers_secure_aggregation_are_no_updates_of_clients(app: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Flower's workflow gives the strategy the sum as the result of each client."""
+    older = OlderApp(app, "Net", whole_state)
+    server, client = ServerApp(), ClientApp(client_fn=older._make_client, mods=[secaggplus_mod])
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        start = ndarrays_to_parameters([t.numpy() for t in app.task.Net().state_dict().values()])
+        strategy = app.record(plain(initial_parameters=start), net="Net")
+        legacy = LegacyContext(context=context, config=ServerConfig(num_rounds=1), strategy=strategy)
+        DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2))(grid, legacy)
+
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        engines.run_local(server, client, CLIENTS)
+    assert "no update of this round is recorded: the strategy got one result for all clients" in caplog.text
+    rows = list(app.recording.read_rows())
+    assert [row.status for row in rows] == ["failed"] * CLIENTS
+    assert all("secure aggregation" in row.reason for row in rows)
 
 
 def test_another_network_is_refused_before_the_first_round(app: Any) -> None:

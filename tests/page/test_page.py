@@ -162,6 +162,7 @@ def test_started_audit_ends_with_its_verdict(service: str, opened: Opening) -> N
     expect(page.locator("dl.facts")).to_contain_text("Budget of its attacks")
     expect(page.get_by_role("heading", name="Verdict: severe")).to_be_visible(timeout=JOB_MILLISECONDS)
     expect(page.locator("main")).to_contain_text("severe: Private examples can be reconstructed from one update of one client.")
+    expect(page.locator("main code", has_text="attacker audit --what-if").first).to_be_visible()
     with page.context.expect_page() as whole:
         page.get_by_role("link", name="The whole verdict").click()
     expect(whole.value.get_by_role("heading", level=1)).to_have_text("Verdict: severe")
@@ -184,6 +185,7 @@ def test_running_attack_shows_images_and_can_be_cancelled_and_retried(service: s
     expect(emerging.first).not_to_have_attribute("src", str(before), timeout=JOB_MILLISECONDS)
     page.get_by_role("button", name=re.compile("^Cancel")).click()
     expect(page.locator("main .mark").first).to_have_text("cancelled", timeout=JOB_MILLISECONDS)
+    expect(page.get_by_text("it was stopped before it was scored")).to_have_count(1)
     expect(emerging).to_have_count(0)
     page.get_by_role("button", name=re.compile("^Retry")).click()
     expect(page.locator("main .mark").first).to_have_text(re.compile("queued|running"))

@@ -289,9 +289,8 @@ def _certify_eight_bit(estimates: ConfidenceEstimates, x: Tensor) -> ConfidenceE
     if not bool(surer.any()):
         return estimates
     note = f"{int(surer.sum())} of {len(x)} examples are certified by their values, which are all multiples of 1/255 (8 bits)"
-    return replace(
-        estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*estimates.notes, note)
-    )
+    earlier = () if bool(surer.all()) else estimates.notes  # reasons why the confidence of others is undecided
+    return replace(estimates, confidence=estimates.confidence.masked_fill(surer, CERTIFIED_CONFIDENCE), notes=(*earlier, note))
 
 
 def _find_repeats(x: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def infer_from_bias(evidence: Evidence) -> Tensor:
     """
     if evidence.bias is None:
         raise ValueError("the label rule 'bias' needs a bias in the last layer, which has none; use the rule 'inferred'")
-    return _expand_counts(_count_by_balance(evidence, _add_negative_logit(evidence.gradient[evidence.bias])))
+    return _expand_counts(_count_by_balance(evidence, add_negative_logit(evidence.gradient[evidence.bias])))
 
 
 def infer_from_rows(evidence: Evidence) -> Tensor:
@@ -96,7 +96,7 @@ def infer_from_rows(evidence: Evidence) -> Tensor:
             "use 'inferred'"
         )
     if evidence.examples == 1:
-        return _add_negative_logit(rows.sum(dim=1)).argmin().reshape(1)
+        return add_negative_logit(rows.sum(dim=1)).argmin().reshape(1)
     if evidence.examples > len(rows):
         raise ValueError(
             f"the label rule 'rows' needs a different label for each of the {evidence.examples} examples, and the model has only "
@@ -110,7 +110,7 @@ def llg(evidence: Evidence) -> Tensor:
 
     It assumes that features are mostly positive.
     """
-    return _expand_counts(count_by_impact(_add_negative_logit(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
+    return _expand_counts(count_by_impact(add_negative_logit(evidence.gradient[evidence.weight].sum(dim=1)), evidence.examples))
 
 
 def ilrg(evidence: Evidence) -> Tensor:
@@ -121,7 +121,7 @@ def ilrg(evidence: Evidence) -> Tensor:
     """
     if evidence.head is None:
         raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head, or choose another rule")
-    rows = _add_negative_logit(evidence.gradient[evidence.weight])
+    rows = add_negative_logit(evidence.gradient[evidence.weight])
     return _expand_counts(
         count_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
     )
@@ -202,7 +202,7 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts of
     iLRG are returned for fewer than K / 2 examples, otherwise the counts computed from the bias's gradient.
     """
-    rows, bias = _add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
+    rows, bias = add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
         factor = _estimate_scale(bias, evidence.guess, evidence.examples)
         rows, bias = factor * rows, factor * bias
@@ -221,7 +221,7 @@ def _has_zero_sum(evidence: Evidence) -> bool:
     False if all entries are zero, or if any is NaN or infinite. With a single logit the sum cannot be checked; the result is then
     also False if `Evidence.shortened` is set, and True otherwise.
     """
-    rows = _add_negative_logit(evidence.gradient[evidence.weight])
+    rows = add_negative_logit(evidence.gradient[evidence.weight])
     if len(evidence.gradient[evidence.weight]) == 1:
         return not evidence.shortened and bool(rows.isfinite().all() and rows.any())
     return bool(rows.isfinite().all() and rows.any() and rows.sum(dim=0).norm() <= MAX_ROW_SUM * rows.norm())
@@ -255,13 +255,13 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
         if evidence.shortened and evidence.head is not None and not bias.all():
             guess = estimate_from_sent_entries(evidence.gradient[evidence.weight], evidence.head.features)
             bias = torch.where(bias == 0, guess, bias)
-        return _add_negative_logit(bias)
+        return add_negative_logit(bias)
     if evidence.head is None:
         raise ValueError(
             "the last layer has no bias, or its gradient was not sent; set Evidence.head, a Head of the layer's weight, its bias "
             "(None without one) and its inputs for random examples, so that the gradient that a bias would have can be estimated"
         )
-    return estimate_bias_gradient(_add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
+    return estimate_bias_gradient(add_negative_logit(evidence.gradient[evidence.weight]), evidence.head.features)
 
 
 def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
@@ -275,7 +275,7 @@ def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
     return torch.cat([torch.zeros_like(head.weight), head.weight]), torch.cat([torch.zeros_like(bias), bias])
 
 
-def _add_negative_logit(slope: Tensor) -> Tensor:
+def add_negative_logit(slope: Tensor) -> Tensor:
     """Return a gradient with one row per class, given the gradient `slope` (K, ...) of the head with one row per logit.
 
     With several logits it is `slope` itself. A single logit is the logit of class 1: the result (2, ...) then has the rows -slope

@@ -90,6 +90,51 @@ def test_shares_of_an_example_are_no_label_counts(reported: int, named: bool) ->
     assert isinstance(next(iter(check_labels([one, one]))), Finding) is named
 
 
+def observe_single(seed: int, label: int, *, classes: int, noise: float = 0.0) -> Observation:
+    """An update of one example, from a network that is far from equal predictions, as after some training."""
+    data, spec = DataSpec(shape=(16,), num_classes=classes), ModelSpec(name="mlp", arguments={"hidden": [8]})
+    model, rng = models.build(spec, data, seed=0), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 4
+    loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 16, generator=rng)), torch.tensor([label]))
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    changed = [g + noise * float(g.square().mean().sqrt()) * torch.randn(g.shape, generator=rng) for g in gradient]
+    return observe(model, "cross_entropy", changed, shape=(16,), num_examples=1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_labels_of_single_examples_are_named_whatever_is_predicted(classes: int) -> None:
+    seen = [observe_single(seed, classes - 1, classes=classes) for seed in range(2)]
+    (found,) = check_labels(seen)
+    assert isinstance(found, Finding)
+    assert f"in the first of them {classes - 1}." in found.evidence
+    (alone,) = check_labels(seen[:1])
+    assert not isinstance(alone, Finding) or "estimated numbers" in alone.evidence
+
+
+def test_labels_behind_undeclared_noise_are_not_named() -> None:
+    (found,) = check_labels([observe_single(seed, 1, classes=2, noise=2.0) for seed in range(4)])
+    assert not isinstance(found, Finding)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_numbers_of_examples_of_two_classes_are_read_from_enough_updates(count: int) -> None:
+    """One logit has one estimate per update, so that a few updates show no more than chance."""
+    model = torch.nn.Linear(4, 1)
+    torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+    x, y = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0.0, 1.0, 1.0, 1.0])
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], y)
+    gradient = torch.autograd.grad(loss, list(model.parameters()))
+    (found,) = check_labels([observe(model, "logistic", gradient, shape=(4,), num_examples=4)] * count)
+    if count == 2:
+        assert isinstance(found, NotChecked)
+        assert "so few estimates" in found.reason
+    else:
+        assert isinstance(found, Finding)
+        assert "In the first update, from label 0 on: 1, 3." in found.evidence
+
+
 def test_label_counts_of_an_undefended_update_are_read(run: Path) -> None:
     (found,) = [one for one in check_recording(Recording(run / "recording")) if one.rule == READABLE]
     assert isinstance(found, Finding)

@@ -1,23 +1,28 @@
 """Tests of the time budget of an audit while its attacks run: what takes too long is stopped, not started, and named."""
 
+import json
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federations import federate
 from typer.testing import CliRunner
 
-from attacker.attacks import AttackSpec
+from attacker.attacks import AttackSpec, Case
+from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.audit import Audit, attack_runs, audit
+from attacker.audit import plan as audit_plans
 from attacker.audit.attack_runs import AttackRuns, RunReplay, limit_time
 from attacker.audit.plan import PlannedAttack
 from attacker.bounds import FisherInformation
 from attacker.cli import app
+from attacker.reconstruction import Reconstruction
 from attacker.replay import replay as replays
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.scoring import Scorer, ScoreRow
@@ -63,7 +68,28 @@ def test_attacks_end_with_the_budget_although_the_forecast_is_wrong(run: Path, s
         has_verdict = reason.partition(" was")[0].removeprefix("the null of ") in {one.spec for one in found.attacks}
         assert has_verdict == ("it is judged on" in reason)
         assert has_verdict != ("it has no verdict" in reason)
-        assert scored or not has_verdict
+        assert scored or not has_verdict or reason.startswith("exact")
+
+
+def test_closed_forms_that_are_stopped_keep_the_updates_that_they_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, solve, called = federate(tmp_path / "run", clients=3, batch_size=1), ClosedForm.__call__, []
+
+    def answer(self: ClosedForm, cases: Sequence[Case], **more: Any) -> list[Reconstruction]:
+        called.append(cases)
+        if len(called) == 2:
+            signal.raise_signal(signal.SIGALRM)  # the time is used up
+        return solve(self, cases, **more)
+
+    monkeypatch.setattr(ClosedForm, "__call__", answer)
+    monkeypatch.setattr(audit_plans, "CANDIDATE_ATTACKS", (("exact", {"fallback": "none"}),))
+    shutil.rmtree(run / "truth")
+    result = CliRunner().invoke(app, ["audit", str(run), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (exact,) = [one for one in found["attacks"] if one["spec"].startswith("exact")]
+    assert (exact["updates"], exact["confident"]) == (1, 1)
+    assert found["grade"] == "severe"
+    assert any("exact" in one["reason"] and "it is judged on 1 of 3 cases" in one["reason"] for one in found["not_checked"])
 
 
 @pytest.mark.parametrize(("seconds", "bounded"), [(1.0, False), (600.0, True)])

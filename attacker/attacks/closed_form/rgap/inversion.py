@@ -163,7 +163,7 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
         if misfit > MISFIT_TO_NOTE:
             off = f"{misfit:.0%}" if misfit < 10 else "more than ten times its norm"
             notes.append(
-                f"the last layer's gradient does not fit the loss, it is off by {off}:  "
+                f"the last layer's gradient does not fit the loss, it is off by {off}: "
                 "model or loss may be wrong, or there are more examples, or a defense changed it"
             )
         found.append(tuple(notes))

@@ -38,5 +38,10 @@ function describeBasis({ scored, passed, not_checked }) {
 }
 
 function makeFinding({ grade, title, evidence, advice }) {
-  return h("article", {}, h("b", {}, `${grade}: ${title}`), h("p.soft", {}, evidence), h("p", {}, advice));
+  return h("article", {}, h("b", {}, `${grade}: ${title}`), h("p.soft", {}, evidence), h("p", {}, markCode(advice)));
+}
+
+/** Return the parts of a text, those between backticks as code. */
+function markCode(text) {
+  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 }

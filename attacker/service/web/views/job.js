@@ -142,7 +142,6 @@ function makeOutcome(job) {
     );
   if (!job.spec.attack) {
     if (job.state === "done") parts.push(makeVerdictPanel(job.id));
-    if (job.result?.score_note) parts.push(h("p.soft", {}, job.result.score_note));
     return { elements: parts, galleries };
   }
   for (const one of job.result?.attacks ?? []) {
@@ -190,7 +189,6 @@ function makeOutcome(job) {
       ),
     );
   }
-  if (job.result?.score_note) parts.push(h("p.soft", {}, job.result.score_note));
   return { elements: parts, galleries };
 }
 

@@ -52,3 +52,16 @@ def test_eight_bit_answer_of_a_closed_form_is_certified_although_the_batch_is_no
     assert judged.confidence[0] >= CERTIFIED_CONFIDENCE - 1e-6
     assert not bool(judged.confidence[1] >= CERTIFIED_CONFIDENCE)
     assert any("1 of 2 examples are certified by their values" in note for note in judged.notes)
+
+
+def test_certified_images_have_no_note_that_they_are_undecided() -> None:
+    """The confidence of `peeled` is undecided from 0.1 to 0.9, and otherwise for images of a size that was not calibrated."""
+    x = torch.randint(0, 256, (2, 1, 28, 96), generator=torch.Generator().manual_seed(2)).double() / 255
+    data = DataSpec(shape=(1, 28, 96), num_classes=4)
+    sure = judge_closed_form("peeled", x, 1e-5, torch.ones(2), data, 2)
+    assert bool((sure.confidence >= 0.9).all())
+    assert not any("undecided" in note for note in sure.notes)
+    x[1] += 1e-2 * torch.randn(x[1].shape, generator=torch.Generator().manual_seed(3), dtype=x.dtype)
+    mixed = judge_closed_form("peeled", x.clamp(0, 1), 1e-5, torch.ones(2), data, 2)
+    assert mixed.confidence.isnan().tolist() == [False, True]
+    assert any("undecided" in note for note in mixed.notes)

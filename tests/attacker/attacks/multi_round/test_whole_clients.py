@@ -200,7 +200,7 @@ def test_printed_reasons_are_limited_and_the_rest_is_counted(run: Path, capfd: p
     for round in (2, 3):
         alter(run, round, "global", one_nan)
     spec = AttackSpec(name="together")
-    replay_with_progress(Recording(run / "recording"), spec, run / "reconstructions")
+    replay_with_progress(Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions"))
     printed = capfd.readouterr().err
     assert "4 rounds were not attacked together" in printed
     assert printed.count("the weights that were sent hold") == 3
