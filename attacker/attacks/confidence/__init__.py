@@ -4,12 +4,11 @@ Recovered means close enough to the original, as `attacker.scoring.metrics.is_re
 """
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
+from attacker.attacks.confidence.doubts import MIN_LIKELY, doubt_likely
 from attacker.attacks.confidence.estimates import (
     MIN_CERTIFIED_STAYS,
-    MIN_LIKELY,
     ConfidenceEstimates,
     build_undecided,
-    doubt_likely,
     is_far_outside,
     judge_closed_form,
     judge_prior,

@@ -11,68 +11,37 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
+from attacker.attacks.confidence.doubts import (
+    MIN_LIKELY,
+    STANDARDISED,
+    UNDECIDED,
+    Curvature,
+    doubt_likely,
+    doubt_normalisation,
+    is_standardised,
+    list_search_doubts,
+)
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.evidence import (
     INSIDE,
     MAX_EXACT_MISFIT,
     SearchAnswer,
     compute_shares,
-    holds_signs,
     measure_appearance,
     measure_curvature,
     measure_outside,
 )
-from attacker.attacks.confidence.laplace import PRIOR_VARIANCE
-from attacker.attacks.confidence.normalisations import find_other_normalisation
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
-UNDECIDED = float("nan")
-"""Confidence of answers to which the calibration does not apply."""
 CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
 """Largest relative distance between the gradient of a whole batch and the observed one at which the batch is certified, smallest
 certainty of a certified example, and the confidence in it. This applies where the calibration does not, such as to larger
 batches. If the gradient contains a defense's noise, the distance is larger, so that nothing is certified."""
-MIN_LIKELY = 0.5
-"""Smallest confidence of an example that is more probably recovered than not."""
-MAX_UNEXPLAINED_IMAGES, MAX_UNEXPLAINED_ROWS = 0.1, 0.02
-"""Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for its answer to be likely."""
-MAX_ROW_STEP = 0.05**2
-"""Mean squared change of the values of a table row by another Gauss-Newton step above which a search's answer is not likely: a
-row counts as recovered if each number is within 0.05 of its column's range."""
-UNFINISHED_ROW = (
-    "another step without the limits of the columns would change the values by more than counts as recovered, as if the search "
-    "had not ended, or values were outside 0 to 1; if clients standardise or scale their columns, set mean and std of the data "
-    "(DataSpec)"
-)
-MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
-"""Smallest number of gradient evaluations of the kept start of a search whose answer may be likely, unless the share of the
-gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
-searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
 MAX_LINEAR_DISTANCE, MAX_LINEAR_OUTSIDE = 10**-2.5, 1e-6
 """Largest mean squared distance to [0, 1] of a likely image of the route `linear`, if the answer's gradient differs from the
 observed one by at most MAX_LINEAR_DISTANCE, relative to the observed one. All 360 such images of the tuning part are recovered,
 and the distance of each is below 1e-9. Values outside then mean that clients normalise their images otherwise than stated."""
-UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
-MAX_UNEXPLAINED_COLOUR = 0.01
-"""Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for an image nearly of one colour
-to be likely. Searches for more examples than there are fill the batch up with such images: on the tuning part, two of 18 had a
-confidence of 0.77 and 0.93, and left 3 % unexplained."""
-UNDETERMINED_COLOUR = (
-    "the answer is nearly of one colour, which the smoothness prior prefers, and the gradient leaves more of it open than the "
-    f"error that a recovered image may have, or more than {MAX_UNEXPLAINED_COLOUR:.0%} of the gradient is unexplained"
-)
-MAX_STANDARD_DIFFERENCE = 0.01
-"""Largest difference from 0 and 1 of the mean and standard deviation of a standardised image. At most 1 of 1,000 images of
-CIFAR-10, CIFAR-100 and LFW that are normalised by the mean and deviation of their data set is so near."""
-SIGNS = (
-    "the update holds little more than the signs of the gradient, as those of Adam or signSGD, and images that differ by more "
-    "than counts as recovered can have the same signs"
-)
-STANDARDISED = (
-    "the normalised values have mean 0 and deviation 1, as if clients standardised each image by its own mean and deviation, "
-    "which an update does not show, so that brightness and contrast are unknown"
-)
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
@@ -115,19 +84,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in eight cases. In two of them no answer of the calibration with such a
-    confidence was like these: more than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained,
-    beyond known noise, or the gradient does not depend on so many pixels that their prior variance alone exceeds
-    MAX_RECOVERED_MSE, or on some value of a table row. The third: another step, which no box limits, would change a table row by
-    more than MAX_ROW_STEP.
-    The fourth case is a search that does not start from a closed form, and that ended after fewer than MIN_EVALUATIONS
-    evaluations without having converged. The fifth is an image nearly of one colour whose mean posterior variance exceeds
-    MAX_RECOVERED_MSE, or beside which more than MAX_UNEXPLAINED_COLOUR of the gradient's power is unexplained: the curve takes
-    smooth images for good ones, but a nearly constant image explains the gradient of some networks of sigmoids whatever the
-    original is, and fills up batches of fewer examples than are searched for. The sixth is an image that is standardised by its
-    own mean and deviation. The seventh are images that look complete by another common normalisation, and not by the stated one
-    (`find_other_normalisation`). The eighth are answers to updates that hold little more than signs (`holds_signs`): no
-    such update was calibrated, the curvature is that of a surrogate, and many images have the same signs.
+    A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, and for images that look
+    complete by another common normalisation, and not by the stated one (`find_other_normalisation`).
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -154,60 +112,13 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
     judged = judge(route, evidence, explained, found.data)
-    confidence, unexplained = doubt_likely(judged.confidence, _explain_misfit(float(missed - noise), found.data))
-    blind = unseen.cpu() * PRIOR_VARIANCE > (MAX_RECOVERED_MSE if found.data.is_image else 0.0)
-    confidence, unconstrained = doubt_likely(confidence, UNSEEN_VALUES, blind)
-    moved = torch.zeros(examples, dtype=torch.bool) if found.data.is_image else step.cpu() > MAX_ROW_STEP
-    confidence, unfinished = doubt_likely(confidence, UNFINISHED_ROW, moved)
-    confidence, short = doubt_likely(confidence, _explain_short_search(found, route, float(missed - noise)))
-    open_colour = (error.cpu() > MAX_RECOVERED_MSE) | (float(missed - noise) > MAX_UNEXPLAINED_COLOUR)
-    pale = _is_one_colour(x[:examples].cpu(), found.data) & open_colour
-    confidence, undetermined = doubt_likely(confidence, UNDETERMINED_COLOUR, pale)
-    confidence, standardised = doubt_likely(confidence, STANDARDISED, _is_standardised(x[:examples].cpu(), found.data))
-    confidence, signs = doubt_likely(confidence, SIGNS if holds_signs(found) else "")
-    confidence, misread = _doubt_normalisation(confidence, x[:examples].cpu(), found.data)
-    doubts = (*unexplained, *unconstrained, *unfinished, *short, *undetermined, *standardised, *signs, *misread)
-    return replace(judged, confidence=confidence, notes=(*judged.notes, *doubts))
-
-
-def _is_one_colour(x: Tensor, data: DataSpec) -> Tensor:
-    """Return a mask (N,) of the images x (N, *shape) that the image of their mean colour would count as recovering."""
-    if not data.is_image:
-        return torch.zeros(len(x), dtype=torch.bool)
-    x = x.clamp(0, 1)
-    return (x - x.mean(dim=(2, 3), keepdim=True)).flatten(1).square().mean(dim=1) <= MAX_RECOVERED_MSE
-
-
-def _is_standardised(x: Tensor, data: DataSpec) -> Tensor:
-    """Return a mask (N,) of the images x (N, *shape) whose normalised values have mean 0 and standard deviation 1.
-
-    Both may differ by MAX_STANDARD_DIFFERENCE. It is false for table rows.
-    """
-    values = data.normalise(x).flatten(1).double()
-    off = torch.maximum(values.mean(dim=1).abs(), (values.std(dim=1, correction=0) - 1).abs())
-    return (off <= MAX_STANDARD_DIFFERENCE) & data.is_image
-
-
-def _doubt_normalisation(confidence: Tensor, x: Tensor, data: DataSpec) -> tuple[Tensor, tuple[str, ...]]:
-    """Return `confidence` (N,) of images x with NaN for likely ones that another normalisation explains better, and a note."""
-    likely = confidence >= MIN_LIKELY
-    other = find_other_normalisation(x[likely], data)
-    if other is None:
-        return confidence, ()
-    return doubt_likely(confidence, str(other), likely.masked_scatter(likely, other.differing))
-
-
-def _explain_short_search(found: SearchAnswer, route: str, unexplained: float) -> str:
-    """Return why an answer may be wrong after so few evaluations; "" if they suffice or the search converged.
-
-    unexplained: share of the gradient's power that the answer leaves unexplained, beyond known noise.
-    """
-    if route.startswith("optimisation from") or found.kept_evaluations >= MIN_EVALUATIONS or unexplained <= CONVERGED_MISFIT:
-        return ""
-    return (
-        f"the search ended after {found.kept_evaluations} evaluations of the gradient and had not converged; with fewer than "
-        f"{MIN_EVALUATIONS}, such answers are often wrong"
-    )
+    confidence, notes = judged.confidence, [*judged.notes]
+    curvature = Curvature(error.cpu(), step.cpu(), unseen.cpu())
+    for doubt in list_search_doubts(found, route, float(missed - noise), curvature):
+        confidence, reasons = doubt_likely(confidence, *doubt)
+        notes += reasons
+    confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
+    return replace(judged, confidence=confidence, notes=(*notes, *reasons))
 
 
 def judge_closed_form(
@@ -256,24 +167,11 @@ def judge_closed_form(
     judged = _certify_eight_bit(judged, x) if data.is_image else judged
     judged = _mark_undecided(judged, _find_repeats(x), "which repeat an earlier example of this answer")
     doubted, reasons = doubt_likely(judged.confidence, open_question)
-    doubted, standardised = doubt_likely(doubted, STANDARDISED, _is_standardised(x.cpu(), data))
-    doubted, misread = _doubt_normalisation(doubted, x.cpu(), data)
+    doubted, standardised = doubt_likely(doubted, STANDARDISED, is_standardised(x.cpu(), data))
+    doubted, misread = doubt_normalisation(doubted, x.cpu(), data)
     judged = replace(judged, confidence=doubted, notes=(*judged.notes, *reasons, *standardised, *misread))
     precise = route == "linear" and missed <= MAX_LINEAR_DISTANCE
     return _mark_outside_undecided(judged, x, MAX_LINEAR_OUTSIDE if precise else MAX_RECOVERED_MSE) if data.is_image else judged
-
-
-def doubt_likely(confidence: Tensor, open_question: str, doubted: Tensor | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """Return `confidence` (N,) with NaN instead of values of at least MIN_LIKELY, and a note with the reason, `open_question`.
-
-    doubted: mask (N,) of the values that may be replaced; None for all. If `open_question` is "" or none of these values is that
-    high, `confidence` is returned unchanged, without a note.
-    """
-    likely = confidence >= MIN_LIKELY if doubted is None else doubted & (confidence >= MIN_LIKELY)
-    if not open_question or not bool(likely.any()):
-        return confidence, ()
-    some = "" if bool(likely.all()) else f" for {int(likely.sum())} of {len(likely)} examples"
-    return confidence.masked_fill(likely, UNDECIDED), (f"confidence is undecided{some}: {open_question}",)
 
 
 def _mark_undecided(estimates: ConfidenceEstimates, marked: Tensor, reason: str) -> ConfidenceEstimates:
@@ -346,16 +244,6 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
         "inaccurate in the calibration"
     )
     return ConfidenceEstimates(probabilities, explained, evidence, (note,))
-
-
-def _explain_misfit(unexplained: float, data: DataSpec) -> str:
-    """Return why the answer of a search is not likely; "" if it may be. unexplained: share of power beyond known noise."""
-    if not unexplained > (MAX_UNEXPLAINED_IMAGES if data.is_image else MAX_UNEXPLAINED_ROWS):
-        return ""
-    return (
-        f"the answer leaves {min(unexplained, 1.0):.0%} of the gradient unexplained beyond known noise, as if the search had "
-        "failed, or clients trained with another loss or otherwise than stated"
-    )
 
 
 def build_undecided(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.confidence import find_other_normalisation
-from attacker.attacks.confidence.estimates import _doubt_normalisation
+from attacker.attacks.confidence.doubts import doubt_normalisation
 from attacker.attacks.confidence.normalisations import COLOUR, GREY
 from fedsim import data as datasets
 from fedsim.recording import DataSpec
@@ -67,11 +67,11 @@ def test_only_likely_images_are_judged_and_only_those_that_would_be_others_becom
     mine, theirs = state(data, COLOUR["the mean and std of CIFAR-10"]), state(data, COLOUR["mean 0.5 and std 0.5"])
     read = mine.denormalise(theirs.normalise(x))
     read[0], read[1] = mine.denormalise(torch.zeros_like(x[0])), x[1]  # nearly the same grey by both, and an unlikely image
-    confidence, notes = _doubt_normalisation(torch.tensor([0.9, 0.1, *[0.98] * 6]), read, mine)
+    confidence, notes = doubt_normalisation(torch.tensor([0.9, 0.1, *[0.98] * 6]), read, mine)
     assert confidence.isnan().tolist()[:2] == [False, False]
     assert int(confidence.isnan().sum()) >= 5
     assert "mean 0.5 and std 0.5" in notes[0]
-    assert _doubt_normalisation(torch.full((8,), 0.98), x, mine)[1] == ()
+    assert doubt_normalisation(torch.full((8,), 0.98), x, mine)[1] == ()
 
 
 def test_images_that_leave_a_part_of_the_range_to_a_few_values_are_not_doubted() -> None:
