@@ -21,7 +21,7 @@ from fedsim import data as datasets
 from fedsim.commands.import_updates import _read_state_dict
 from fedsim.recording.array_archives import read_arrays
 
-SECONDS = 10
+SECONDS = 60
 IMAGES = np.zeros((10, 2, 2), np.uint8)
 
 
