@@ -30,6 +30,9 @@ JOINT_ATTACKS = frozenset({"spans", "cohort_spans", "accumulate", "agic"})
 """Attacks that use all rounds of a client together."""
 EPOCH_ARGUMENTS: dict[str, object] = {"local_steps": "simulated", "order_invariant": 1.0}
 """Further arguments of `agic` for several local epochs, the best of benchmarks/agic.py (Dimitrov et al. 2022)."""
+ORDERED_STEPS = 4800
+"""Gradient evaluations of `agic` for clients whose order of examples is searched for: with half as many, the searches in single
+rounds found fewer images than those of Inverting Gradients (docs/many-rounds.md)."""
 UNCOMPRESSED = frozenset({"clip", "clip_each", "gaussian", "laplace"})
 """Defenses that send every coordinate, and only scale tensors or add noise."""
 CLIENT_COUNTS = (16, 8, 4, 2, 1)
@@ -204,18 +207,21 @@ def _choose_arguments(name: str, recording: Recording, first: Row, *, scored: bo
     """Return the arguments in the preset "tuned" of the attack `name`, for the recording's network.
 
     For "agic", if clients train several local epochs on more than one batch, `EPOCH_ARGUMENTS` are added, so that it simulates
-    the epochs; if each epoch is one step, or the order of examples is searched for, it does so anyway. For "inverting_gradients",
-    if clients take several local steps, `surrogate` is added, unless it searches for the order of their examples, but only if
-    answers are `scored` against the truth, since the confidence in answers of such searches is undecided. If clients do not train
-    a last linear layer, as with adapters, "cpl" searches for the labels as well. first: the first row, with a complete update.
+    the epochs; if each epoch is one step, or the order of examples is searched for, it does so anyway. In the latter case it has
+    `ORDERED_STEPS`. For "inverting_gradients", if clients take several local steps, `surrogate` is added, unless it searches for
+    the order of their examples, but only if answers are `scored` against the truth, since the confidence in answers of such
+    searches is undecided. If clients do not train a last linear layer, as with adapters, "cpl" searches for the labels as well.
+    first: the first row, with a complete update.
     """
     tuned = dict(presets.get_arguments(name, "tuned", recording.manifest.model, recording.manifest.data))
     if name == "cpl" and not _has_label_layer(recording, first):
         tuned["label_rule"] = "joint"
-    simulated = _repeats_batch(recording, first) or _is_ordered(recording, first)
-    if name == "agic" and _has_epochs(recording) and not simulated:
+    ordered = _is_ordered(recording, first)
+    if name == "agic" and ordered:
+        return {**tuned, "steps": ORDERED_STEPS}
+    if name == "agic" and _has_epochs(recording) and not _repeats_batch(recording, first):
         return {**tuned, **EPOCH_ARGUMENTS}
-    if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1 and not _is_ordered(recording, first):
+    if name == "inverting_gradients" and scored and _count_steps(recording, first) > 1 and not ordered:
         return {**tuned, "surrogate": True}
     return tuned
 

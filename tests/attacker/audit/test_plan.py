@@ -14,7 +14,7 @@ from federations import federate
 
 from attacker.attacks import AttackSpec
 from attacker.audit.findings import NotChecked
-from attacker.audit.plan import PlannedAttack, _share_budget, plan_attacks
+from attacker.audit.plan import ORDERED_STEPS, PlannedAttack, _share_budget, plan_attacks
 from fedsim.recording import DamagedFile, Observation, Recording, Row
 
 ROUNDS = 4
@@ -161,16 +161,19 @@ def test_several_local_steps_are_searched_with_surrogate_weights_only_beside_the
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "defense", "separate"), [(4, "", False), (64, "", False), (1, "", True), (4, "gaussian(1e-3)", True)]
+    ("batch_size", "defense", "separate", "steps"),
+    [(4, "", False, ORDERED_STEPS), (64, "", False, None), (1, "", True, None), (4, "gaussian(1e-3)", True, None)],
 )
 def test_local_epochs_have_separate_examples_only_where_steps_are_not_simulated_in_an_order(
-    batch_size: int, defense: str, separate: bool, tmp_path: Path
+    batch_size: int, defense: str, separate: bool, steps: int | None, tmp_path: Path
 ) -> None:
-    """Clients have nine or ten examples: six steps, two, or more than ten."""
+    """Clients have nine or ten examples: six steps, two, or more than ten. Searches for an order have more iterations."""
     training = {"learning_rate": 0.1, "batch_size": batch_size, "epochs": 2}
     run = federate(tmp_path / "run", clients={"count": 150, "fraction": 0.02}, training=training, defense=defense)
     planned, _ = plan(Recording(run / "recording"), tmp_path, 1e9)
-    assert ("order_invariant" in planned["agic"].spec.arguments) == separate
+    arguments = planned["agic"].spec.arguments
+    assert ("order_invariant" in arguments) == separate
+    assert arguments.get("steps") == steps
 
 
 def test_an_attack_for_which_nothing_is_left_is_not_told_a_negative_share() -> None:
