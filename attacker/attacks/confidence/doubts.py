@@ -55,7 +55,7 @@ STANDARDISED = (
 )
 
 
-class Curvature(NamedTuple):
+class CurvatureEvidence(NamedTuple):
     """What the curvature of the gradient says of N examples, see `measure_curvature`: three tensors (N,)."""
 
     error: Tensor
@@ -70,7 +70,7 @@ class Doubt(NamedTuple):
     mask: Tensor | None = None
 
 
-def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curvature: Curvature) -> Iterator[Doubt]:
+def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curvature: CurvatureEvidence) -> Iterator[Doubt]:
     """Yield the doubts about the likely examples of a search.
 
     1. More than MAX_UNEXPLAINED_IMAGES or MAX_UNEXPLAINED_ROWS of the gradient's power is unexplained. No answer of the

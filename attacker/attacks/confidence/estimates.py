@@ -15,7 +15,7 @@ from attacker.attacks.confidence.doubts import (
     MIN_LIKELY,
     STANDARDISED,
     UNDECIDED,
-    Curvature,
+    CurvatureEvidence,
     doubt_likely,
     doubt_normalisation,
     is_standardised,
@@ -113,7 +113,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
     judged = judge(route, evidence, explained, found.data)
     confidence, notes = judged.confidence, [*judged.notes]
-    curvature = Curvature(error.cpu(), step.cpu(), unseen.cpu())
+    curvature = CurvatureEvidence(error.cpu(), step.cpu(), unseen.cpu())
     for doubt in list_search_doubts(found, route, float(missed - noise), curvature):
         confidence, reasons = doubt_likely(confidence, *doubt)
         notes += reasons

@@ -130,6 +130,15 @@ def test_inverting_gradients_is_shortened_before_it_is_left_out(folder: Path, tm
         assert len({row.client for row in plans(step)[name].rows}) == 1
 
 
+def test_a_search_for_orders_is_halved_before_it_is_left_out(tmp_path: Path) -> None:
+    training = {"learning_rate": 0.1, "batch_size": 4, "epochs": 2}
+    run = federate(tmp_path / "run", clients={"count": 150, "fraction": 0.02}, training=training)
+    recording = Recording(run / "recording")
+    plans = [plan(recording, tmp_path, 1.3**step)[0].get("agic") for step in range(25)]
+    steps = [None if one is None else one.spec.arguments["steps"] for one in plans]
+    assert list(dict.fromkeys(steps)) == [None, ORDERED_STEPS // 2, ORDERED_STEPS]
+
+
 def test_exact_is_left_out_if_no_closed_form_applies(folder: Path, tmp_path: Path) -> None:
     model = {"name": "resnet18", "batch_norm": True}
     training = {"learning_rate": 0.1, "batch_size": 2, "steps": 1, "mode": "train"}
