@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from ordered_clients import Observe, check_progress, check_resumption, draw_imag
 
 from attacker.attacks import Case, agic
 from attacker.attacks.linking import Links
+from attacker.attacks.matching.gradient_matching import PolishStart
+from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.matching.warm_starts import HeldExamples
+from attacker.attacks.multi_round import round_by_round
 from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
 from attacker.attacks.multi_round.same_examples import link_same
 
@@ -50,6 +54,24 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
     assert error < 0.01
     assert found.evidence["misfit"][0] < -4
     assert re.match("the answer explains round [12] alone", found.notes[-1])
+
+
+def test_rounds_are_halved_by_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four rounds, the better two are polished, then the better of these, each time by the iterations of two whole polishes."""
+    distances, polished = [0.4, 0.1, 0.3, 0.2, 0.1, 0.9, 0.8, 0.7], []
+    run = SimpleNamespace(cases=[object()] * 8, best=[BestResult() for _ in distances])
+
+    def record(_: object, starts: list[PolishStart], *, times: float, stage: int, stages: int) -> None:
+        polished.append(([start.case for start in starts], times * len(starts) / 2))
+        assert (stage, stages) == (len(polished) - 1, 2)
+        distances[3] = 0.05  # the polish makes this round better than round 1
+
+    starts = [PolishStart(i, torch.zeros(1), torch.zeros(1)) for i in range(8)]
+    monkeypatch.setattr(round_by_round, "find_starts", lambda _: starts)
+    monkeypatch.setattr(round_by_round, "measure_start", lambda _, start: distances[start.case])
+    monkeypatch.setattr(round_by_round, "polish_starts", record)
+    assert round_by_round._polish_by_halves(run, 4) == [3, 4]
+    assert polished == [([1, 3, 4, 7], 2.0), ([3, 4], 2.0)]
 
 
 def test_known_labels_are_kept(observe: Observe) -> None:
@@ -97,7 +119,7 @@ def test_progress_of_both_parts_has_one_total(observe: Observe) -> None:
     check_progress(told)
 
 
-@pytest.mark.parametrize("part", ["joint 0/alone/restart 0", "joint 0/together/polish "])
-def test_killed_search_resumes_to_bitwise_equal_images(observe: Observe, part: str) -> None:
-    case, attack = make_case(observe, *ROUNDS[:2]), agic(steps=400, beta=1.0, closed_forms=False)
+@pytest.mark.parametrize(("part", "steps"), [("joint 0/alone/restart 0", 100), ("joint 0/together/polish ", 400)])
+def test_killed_search_resumes_to_bitwise_equal_images(observe: Observe, part: str, steps: int) -> None:
+    case, attack = make_case(observe, *ROUNDS[:2]), agic(steps=steps, beta=1.0, closed_forms=False)
     check_resumption(attack, case, part)
