@@ -57,7 +57,7 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
 
 
 def test_rounds_are_halved_by_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four rounds, the better two are polished, then the better of these, each time by the iterations of two whole polishes."""
+    """Of four rounds, the better two are polished, then the better of these, each by the iterations of two whole polishes."""
     distances, polished = [0.4, 0.1, 0.3, 0.2, 0.1, 0.9, 0.8, 0.7], []
     run = SimpleNamespace(cases=[object()] * 8, best=[BestResult() for _ in distances])
 
