@@ -8,6 +8,7 @@ determine the examples better than each of them.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Generator
@@ -103,7 +104,8 @@ def _polish_by_halves(alone: MatchingRun, rounds: int) -> list[int]:
     """Search for the orders of all rounds, polish those that are explained best, and return the index of the best of each case.
 
     By successive halving: half of the rounds of each case are polished, then the better half of these, until one is left. Each
-    stage has the same number of iterations, over all rounds, and all stages have as many as a polish of every round.
+    stage has the same number of iterations, over all rounds, and all stages have as many as a polish of every round. If no round
+    of a case can be polished, for example after an interruption, the best is that of its search.
     rounds: number of rounds of each case.
     """
     starts = {start.case: start for start in find_starts(alone)}
@@ -115,7 +117,10 @@ def _polish_by_halves(alone: MatchingRun, rounds: int) -> list[int]:
         left = [sorted(own, key=distances.__getitem__)[:kept] for own in left]
         polish_starts(alone, [starts[i] for own in left for i in own], times=rounds / (stages * kept), stage=stage, stages=stages)
         starts |= {i: replace(starts[i], z=best.get_latent()[0]) for i, best in enumerate(alone.best) if best.polished}
-    return [own[0] if own else first for own, first in zip(left, range(0, len(alone.cases), rounds), strict=True)]
+    return [
+        own[0] if own else min(range(first, first + rounds), key=partial(_measure_distance, alone))
+        for own, first in zip(left, range(0, len(alone.cases), rounds), strict=True)
+    ]
 
 
 def _measure_distance(run: MatchingRun, i: int) -> float:

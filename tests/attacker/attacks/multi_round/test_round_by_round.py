@@ -72,6 +72,9 @@ def test_rounds_are_halved_by_their_distances(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(round_by_round, "polish_starts", record)
     assert round_by_round._polish_by_halves(run, 4) == [3, 4]
     assert polished == [([1, 3, 4, 7], 2.0), ([3, 4], 2.0)]
+    monkeypatch.setattr(round_by_round, "_measure_distance", lambda _, i: -i)
+    polished, starts = [], starts[:4]  # no round of the second case can be polished
+    assert round_by_round._polish_by_halves(run, 4) == [3, 7]
 
 
 def test_known_labels_are_kept(observe: Observe) -> None:
