@@ -35,10 +35,10 @@ test-service: .venv/.installed-dev
 test-attacker: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -rs tests/attacker --ignore=tests/attacker/attacks --ignore=tests/attacker/service
 
-# Without SEED, the seed is derived from the date: make fuzz SEED=7 SECONDS=60 EXAMPLES=100
-fuzz: .venv/.installed-dev  ## ten minutes of commands on randomly changed runs, then random requests to the service
+# Without SEED, the seed is derived from the date: make fuzz SEED=7 SECONDS=60
+fuzz: .venv/.installed-dev  ## ten minutes of commands on randomly changed runs, then ten minutes of random requests
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/run_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
-	FEDLEAK_EXAMPLES=$(or $(EXAMPLES),300) $(BIN)/pytest tests/attacker/service/test_schema.py
+	OMP_NUM_THREADS=1 PYTHONPATH=. $(BIN)/python tests/fuzz/api_fuzzer.py --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 test-page: .venv/.installed-dev  ## the web page in a headless Chromium, which is downloaded if none is installed
 	command -v chromium chromium-browser google-chrome >/dev/null || $(BIN)/playwright install chromium || true
