@@ -64,7 +64,7 @@ def describe_kill(megabytes: float | None, limit: float | None, kills_at_start: 
     processes.
 
     megabytes: memory of the process in MB when it was last measured; None if never. limit: its memory limit in MB, or None.
-    kills_at_start:    what `count_oom_kills` returned when the process started.
+    kills_at_start: what `count_oom_kills` returned when the process started.
     """
     if megabytes is None:
         took = "its memory was not measured"
