@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from generators import seeded
-from torch import Generator
+from torch import Generator, Tensor
 
 from defenses import Channel, Defense, DefenseSpec, State, Update, chain, channels, clip, clip_each, gaussian, stateless
 from defenses.channel import compose_channels, transparent
@@ -51,10 +51,34 @@ def test_a_chain_runs_from_left_to_right() -> None:
     assert run(chain(shifted(1), scaled(10)), 2.0) == [30]
 
 
+def test_clipping_then_noise_is_not_noise_then_clipping() -> None:
+    update = {"w": torch.full((100,), 1.0)}
+    clipped_last, _ = chain(gaussian(1), clip(1)).apply(update, {}, seeded())
+    noisy_last, _ = chain(clip(1), gaussian(1)).apply(update, {}, seeded())
+    assert clipped_last["w"].norm().item() == pytest.approx(1)
+    assert noisy_last["w"].norm().item() > 5
+    by_hand = update["w"] / 10 + torch.randn(100, generator=seeded())
+    assert torch.allclose(noisy_last["w"], by_hand)
+
+
 def test_two_noises_of_a_chain_draw_from_one_stream() -> None:
     sent, _ = chain(gaussian(1), gaussian(1)).apply({"w": torch.zeros(50)}, {}, seeded(8))
     stream = seeded(8)
     assert torch.equal(sent["w"], torch.randn(50, generator=stream) + torch.randn(50, generator=stream))
+
+
+def test_a_chain_passes_its_state_from_round_to_round() -> None:
+    assert run(chain(counting(0)), 5, 5, 5) == [5, 6, 7]
+    assert run(chain(holding_back()), 1, 2, 3) == [0, 1, 2]
+
+
+def test_states_of_one_chain_are_kept_apart() -> None:
+    """Two defenses use the same key in their state, and a third one the parameter names."""
+    chained = chain(counting(0), clip(1e9), holding_back(), counting(100))
+    assert run(chained, 5, 5, 5) == [100, 106, 108]
+    state = chained.init({"w": torch.tensor(0.0)})
+    assert len(state) == 3
+    assert all(isinstance(t, Tensor) for t in state.values())
 
 
 def test_chains_of_chains_are_chains() -> None:
@@ -107,6 +131,12 @@ def test_the_channel_of_noise_expects_the_update_itself() -> None:
     for channel, power in ((channels.gaussian(0.5), 4 * 0.25), (channels.laplace(0.5), 4 * 2 * 0.25)):
         assert channel.expect(update, {})["w"] is update["w"]
         assert channel.noise(update).item() == power
+
+
+def test_powers_of_noise_add_up() -> None:
+    seen = {"w": torch.ones(3)}
+    assert compose_channels(channels.gaussian(3), channels.gaussian(4)).noise(seen) == 3 * 25
+    assert DefenseSpec.parse("gaussian(3) | clip(2) | gaussian(4)").build_channel().noise(seen) == 3 * 25
 
 
 def test_channels_compose_from_left_to_right() -> None:

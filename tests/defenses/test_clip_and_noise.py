@@ -21,6 +21,12 @@ def test_the_global_norm_is_that_of_one_long_vector() -> None:
     assert global_norm({"a": torch.tensor([1.0, 2.0])}).shape == ()
 
 
+def test_clip_shortens_a_hand_example() -> None:
+    sent, _ = clip(1).apply({"a": torch.tensor([3.0]), "b": torch.tensor([[0.0], [-4.0]])}, {}, seeded())
+    assert sent["a"].tolist() == pytest.approx([0.6])
+    assert sent["b"].flatten().tolist() == pytest.approx([0, -0.8])
+
+
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**6), size=st.floats(1e-6, 1e6), bound=st.floats(1e-4, 1e4))
 def test_clip_bounds_the_norm_and_keeps_the_direction(seed: int, size: float, bound: float) -> None:

@@ -24,6 +24,12 @@ def of(defense: Defense, *values: float) -> list[float]:
     return sent
 
 
+def test_top_k_keeps_a_hand_example() -> None:
+    assert of(top_k(0.5), 1, -4, 3, -2) == [0, -4, 3, 0]
+    assert of(top_k(0.25), 1, -4, 3, -2) == [0, -4, 0, 0]
+    assert of(top_k(1), 1, -4, 3, -2) == [1, -4, 3, -2]
+
+
 # --- top-k ---
 
 
@@ -116,6 +122,14 @@ def test_prune_has_one_threshold_for_all_tensors() -> None:
     assert sent["big"].flatten().tolist() == [1, -3, 2, 0]
     sent = apply_once(prune(threshold=1), update)
     assert sent["big"].flatten().tolist() == [0, -3, 2, 0]
+
+
+@pytest.mark.parametrize(("ratio", "left_out"), [(0, 0), (0.09, 0), (0.1, 1), (0.3, 3), (0.99, 9)])
+def test_prune_leaves_out_the_whole_part_of_its_share(ratio: float, left_out: int) -> None:
+    values = torch.randperm(10, generator=seeded(1)) + 1.0
+    sent = apply_once(prune(ratio), {"w": values})["w"]
+    assert (sent == 0).sum() == left_out
+    assert sent[sent != 0].tolist() == values[values > left_out].tolist()
 
 
 def test_prune_leaves_out_all_that_equals_its_threshold() -> None:

@@ -1,5 +1,6 @@
 """Tests of replay and scoring on federations of the local engine: from a recording to rows of scores."""
 
+import dataclasses
 import json
 import shutil
 from importlib.metadata import version
@@ -284,6 +285,14 @@ def test_oracle_labels_repeat_with_repeated_examples(tmp_path: Path) -> None:
     scorer, (row, *_) = Scorer(run, [run / "truth"]), Recording(run / "recording").read_rows()
     assert len(scorer.truth.read_originals([CaseObservation(1, 1, (row.client,))])[0]) < row.num_examples
     assert len(read_true_labels(scorer, row)) == row.num_examples
+
+
+def test_interval_counts_an_example_of_several_rounds_once(run: Path) -> None:
+    rows = Scorer(run, [run / "truth"]).score(replay(run).run().folder)
+    again = [dataclasses.replace(row, case=f"again-{row.case}") for row in rows]
+    (once,), (twice,) = summarise(rows), summarise([*rows, *again])
+    assert twice.examples == 2 * once.examples
+    assert (twice.success.low, twice.success.high, twice.mse) == (once.success.low, once.success.high, once.mse)
 
 
 def test_a_null_is_compared_on_the_same_cases(run: Path) -> None:

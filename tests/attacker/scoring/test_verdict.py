@@ -117,6 +117,11 @@ def test_lpips_shows_a_leak_only_beyond_that_of_another_clients_update() -> None
     assert "lpips" not in list_scores(judge())  # no other client was attacked
 
 
+def test_eight_clients_at_17_db_against_12_are_a_leak() -> None:
+    """These are the values of the README's example of another app."""
+    assert verdict(around(17.3, 8, 0), around(11.6, 8, 1)).outcome == "partly leaked"
+
+
 @pytest.mark.parametrize("count", [1, 2, 8])
 def test_one_exact_answer_gives_the_verdict_recovered(count: int) -> None:
     nothing = [0.5] * (count - 1)

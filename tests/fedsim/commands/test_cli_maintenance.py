@@ -71,6 +71,14 @@ def test_delete_asks_for_confirmation_and_respects_a_no(finished: Path) -> None:
     assert not finished.exists()
 
 
+def test_a_folder_that_is_no_run_is_not_deleted(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    result = run("delete", str(tmp_path), "--yes")
+    assert result.exit_code == 2
+    assert "neither a run nor a recording" in result.stderr.replace("\n", " ")
+    assert (tmp_path / "thesis.tex").exists()
+
+
 def test_an_unfinished_run_can_be_resumed(finished: Path) -> None:
     assert "done already" in run("run", "e.toml", "--out", "done", "--engine", "local", "--resume").stderr
 

@@ -157,6 +157,16 @@ def test_files_and_folders_are_closed_to_other_users(recorded: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_no_file_is_a_pickle(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("unpickled"))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load"))
+    assert len(list(Recording(recorded).read_observations())) == 4
+    assert {path.suffix for path in recorded.rglob("*") if path.is_file()} == {".json", ".sqlite", ".safetensors"}
+
+
 def test_reading_changes_nothing(recorded: Path) -> None:
     before = contents(recorded)
     list(Recording(recorded).read_observations())

@@ -46,6 +46,12 @@ def test_a_client_that_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int,
     assert Round(agreed(5), words, {"unmask": gone}).run().tolist() == total(words)
 
 
+def test_the_sum_is_exact_if_a_client_drops_out_at_each_exchange(some_words: MakeWords) -> None:
+    words = some_words(9)
+    fails = {"setup": (4,), "share": (9,), "collect": (1,), "unmask": (6,)}
+    assert Round(agreed(9), words, fails).run().tolist() == total(words, 4, 9, 1)
+
+
 def test_the_sum_over_a_graph_with_dropouts_is_exact(some_words: MakeWords) -> None:
     words = some_words(20)
     fails = {"share": (3,), "collect": (7, 16), "unmask": (5,)}

@@ -14,6 +14,12 @@ def number(value: int) -> bytes:
     return value.to_bytes(32, "big")
 
 
+def test_two_shares_of_a_line_give_its_constant() -> None:
+    """f(x) = 5 + 7 x: two shares of threshold 2."""
+    shares = {1: (12).to_bytes(SHARE_BYTES, "big"), 3: (26).to_bytes(SHARE_BYTES, "big")}
+    assert combine(shares, 2) == number(5)
+
+
 def test_shares_are_the_values_of_a_polynomial_whose_coefficients_are_drawn() -> None:
     """A coefficient is drawn as 66 bytes, of which the last 7 bits are dropped."""
     drawn = iter([(2 << 7).to_bytes(SHARE_BYTES, "big"), (3 << 7).to_bytes(SHARE_BYTES, "big")])

@@ -75,6 +75,12 @@ def test_without_buffers_the_strategy_is_unchanged(grid: engine.LocalGrid) -> No
     assert results[0]["w"].data == results[1]["w"].data  # type: ignore[index]
 
 
+def test_an_average_is_weighted_and_keeps_the_type() -> None:
+    assert torch.equal(average([(1, torch.tensor([2.0])), (3, torch.tensor([6.0]))], torch.float32), torch.tensor([5.0]))
+    rounded = average([(1, torch.tensor(2)), (3, torch.tensor(5))], torch.int64)
+    assert (rounded.dtype, int(rounded)) == (torch.int64, 4)  # 4.25
+
+
 # --- a whole federation of a network with batch norm ---
 
 BATCH_NORM = {

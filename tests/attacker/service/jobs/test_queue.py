@@ -145,6 +145,15 @@ def test_third_crash_sets_a_job_aside(queue: Queue) -> None:
     assert claim_job(queue).attempt == 4
 
 
+def test_killed_service_does_not_count_as_a_crash(queue: Queue) -> None:
+    job = queue.submit(SPEC)
+    for time_ in range(5):
+        claim_job(queue, f"service {time_}")
+        assert queue.recover(f"service {time_ + 1}") == 1
+    now = queue.get(job.id)
+    assert (now.state, now.attempts, now.crashes) == ("queued", 5, 0)
+
+
 def test_recovery_keeps_jobs_of_the_living_owner(queue: Queue) -> None:
     queue.submit(SPEC)
     claim = claim_job(queue, "me")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
 from attacker.attacks.closed_form.rgap.heads import LOSS_EQUATION_MINIMISER, LOSS_EQUATION_MINIMUM, solve_logistic
 
@@ -27,6 +28,26 @@ def test_constants_are_the_minimum_of_the_loss_equation() -> None:
     assert (
         compute_product(LOSS_EQUATION_MINIMISER - 1e-3) > LOSS_EQUATION_MINIMUM < compute_product(LOSS_EQUATION_MINIMISER + 1e-3)
     )
+
+
+@pytest.mark.parametrize("s", [1e-12, 1e-6, 0.1, 1.0, 5.0, 40.0, 700.0])
+def test_positive_value_has_one_root_that_agrees_with_brent(s: float) -> None:
+    lower, _, two, clamped = find_roots(s)
+    assert lower == pytest.approx(brentq(lambda mu: compute_product(mu) - s, -2 * s - 1, 0, xtol=1e-300, rtol=1e-14), rel=1e-12)
+    assert lower < 0
+    assert not two
+    assert not clamped
+
+
+@pytest.mark.parametrize("s", [-1e-12, -1e-6, -0.01, -0.1, -0.2, -0.27, -0.2784])
+def test_negative_value_has_two_roots_that_agree_with_brent(s: float) -> None:
+    lower, upper, two, clamped = find_roots(s)
+    assert lower == pytest.approx(
+        brentq(lambda mu: compute_product(mu) - s, 0, LOSS_EQUATION_MINIMISER, xtol=1e-300, rtol=1e-14), rel=1e-9
+    )
+    assert upper == pytest.approx(brentq(lambda mu: compute_product(mu) - s, LOSS_EQUATION_MINIMISER, 100, rtol=1e-14), rel=1e-9)
+    assert two
+    assert not clamped
 
 
 @given(st.floats(-700, 700))
