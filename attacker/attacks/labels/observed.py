@@ -5,7 +5,8 @@ from torch import Generator, Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
-from attacker.attacks.labels.rules import Evidence, Head, LabelRule
+from attacker.attacks.labels.rules import Evidence, Head, LabelRule, infer_labels
+from attacker.attacks.labels.step_labels import InferredOrder, can_infer_order, infer_step_order
 from attacker.attacks.linking import HeadFeatures, solve_head_features
 from attacker.attacks.simulation.client import compute_total_step
 from fedsim import models
@@ -19,6 +20,31 @@ last layer's gradient, at which these features are used."""
 
 def read_labels(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
     """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `observed`.
+
+    Labels that `infer_labels` infers from several local steps are those of `read_order` if that is not None.
+    """
+    if rule is infer_labels:
+        found = read_order(rule, observed, i, model, rng)
+        if found is not None:
+            return torch.tensor(found.order.labels, device=observed.device).sort().values
+    return _apply_rule(rule, observed, i, model, rng)
+
+
+def read_order(
+    rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator, known: Tensor | None = None
+) -> InferredOrder | None:
+    """Return the order in which the client of case i used its examples, and their labels; None if it cannot be inferred.
+
+    known: labels (N,) that are kept. If it is None, they are inferred: those of the rule are kept unless it is `infer_labels`.
+    """
+    if not can_infer_order(observed):
+        return None
+    labels = _apply_rule(rule, observed, i, model, rng) if known is None else known
+    return infer_step_order(observed, i, labels, rng, known=known is not None or rule is not infer_labels)
+
+
+def _apply_rule(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
+    """Return the labels (N,) that a rule infers.
 
     The rule gets the model's features and mean predictions for random inputs, at the weights that were sent. With several local
     steps and no known defense, they are computed at the mean of the weights at which the steps begin instead. This mean is

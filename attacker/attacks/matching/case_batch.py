@@ -10,7 +10,9 @@ from torch.func import grad_and_value, vjp, vmap
 
 from attacker.attacks.cases import Case
 from attacker.attacks.gradients.hardware import get_fast_dtype
-from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.observed import read_labels, read_order
+from attacker.attacks.labels.rules import infer_labels
+from attacker.attacks.labels.step_labels import InferredOrder
 from attacker.attacks.linking import build_unlinked, repeat_links
 from attacker.attacks.matching.feature_matching import can_match_features, can_match_spans, recover_spans, solve_targets
 from attacker.attacks.matching.initialisation import solid
@@ -356,6 +358,14 @@ class CaseBatch:
         for places, labels in zip(reversed(links.places), reversed(labels_by_view), strict=True):
             result[places] = labels.cpu().repeat(self.epochs)
         return result.to(attack.device)
+
+    def infer_order(self, i: int, rng: Generator) -> InferredOrder | None:
+        """Return the order in which the client of case i used its examples, for cases of one observation; None if unknown."""
+        known = self.cases[i].known_labels if self.cases[i].known_labels is not None else self.links[i].labels
+        rule = self.attack.labels.rule
+        if known is None and rule is None:
+            return None
+        return read_order(rule or infer_labels, self.views[0], i, self.model, rng, known)
 
 
 def _put_held(x: Tensor, held: Tensor, mask: Tensor) -> Tensor:

@@ -22,9 +22,10 @@ from torch import Generator, Tensor
 from torch.func import vmap
 
 from attacker.attacks.base import Effort, Memory, Progress
-from attacker.attacks.cases import Case
+from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.labels.step_labels import infer_step_order
 from attacker.attacks.matching.loss.problems import ProblemRow
-from attacker.attacks.matching.matching_run import MatchingRun
+from attacker.attacks.matching.matching_run import MIN_STEP_EFFECT, MatchingRun
 from attacker.attacks.matching.saved_state import BestResult, prefix_memory
 from attacker.attacks.matching.settings import MIN_POLISH_GAIN, MatchingSettings
 from attacker.attacks.nulls import blind_cases
@@ -33,9 +34,6 @@ from attacker.attacks.simulation.gradients import squared_norm
 from attacker.attacks.simulation.step_orders import FITTED_AT_ONCE, Fit, StepOrder, search_order
 from attacker.reconstruction import Reconstruction
 
-MIN_STEP_EFFECT = 0.03
-"""Smallest effect of local steps on the simulated gradient (`OrderSearch.measure_effect`) for which the order of examples is
-searched for. It is above the effect at which that search had a lower PSNR, on one client with tuning images and four steps."""
 MAX_FITTED_WEIGHTS = 4_000_000
 """Largest number of weights, over all networks, of the orders to which examples are fitted at once, beyond the first order."""
 MEASURED_AT_ONCE = 64
@@ -88,7 +86,7 @@ class GradientMatching(MatchingSettings):
         """
         alone = replace(self, warm_start=None, search=replace(self.search, compiled=False))
         run = MatchingRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
-        return run.time_evaluation() / run.batch.steps_each
+        return run.time_evaluation() / run.steps_each
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,14 @@ class PolishStart:
 
     case: index of the case in the first search. z: latent vector (D,). labels: (V,).
     orders: assumed order of the examples in the local steps of each observation; empty if no order is searched for.
+    spared: number of fits that the search for orders did not need. They become iterations of the polish.
     """
 
     case: int
     z: Tensor
     labels: Tensor
     orders: tuple[StepOrder, ...] = ()
+    spared: int = 0
 
 
 def polish(run: MatchingRun) -> None:
@@ -121,8 +121,9 @@ def find_starts(run: MatchingRun) -> list[PolishStart]:
         return []
     starts = [PolishStart(i, *run.best[i].get_latent()) for i in chosen]
     try:
-        searches = {k: OrderSearch(run, start) for k, start in enumerate(starts) if run.batch.ordered_steps > 1}
-        searches = {k: search for k, search in searches.items() if search.measure_effect() > MIN_STEP_EFFECT}
+        searches = {k: OrderSearch(run, start) for k, start in enumerate(starts) if run.ordered_steps > 1}
+        if not run.orders:
+            searches = {k: search for k, search in searches.items() if search.measure_effect() > MIN_STEP_EFFECT}
         share = run.fits / (run.fits + run.polishing)
         for number, (k, search) in enumerate(searches.items()):
             starts[k] = search.run(share * number / len(searches), share * (number + 1) / len(searches))
@@ -142,10 +143,11 @@ def polish_starts(
     ordered, plain = [start for start in starts if start.orders], [start for start in starts if not start.orders]
     begin = run.fits / (run.fits + run.polishing) if run.fits else 0.0
     first, middle, end = (begin + (1 - begin) * (stage + part) / stages for part in (0, len(plain) / max(1, len(starts)), 1))
-    more = (run.polishing + run.fits) * run.batch.ordered_steps
+    more = (run.polishing + run.fits) * run.ordered_steps
     try:
         _polish_cases(run, plain, round(times * more), first, middle, stage)
-        _polish_cases(run, ordered, round(times * run.polishing), middle, end, stage)
+        spared = min((start.spared for start in ordered), default=0)
+        _polish_cases(run, ordered, round(times * (run.polishing + spared)), middle, end, stage)
     except KeyboardInterrupt:
         run.interrupted |= {start.case for start in starts}
 
@@ -232,15 +234,25 @@ class OrderSearch:
         self.first, self.case, self.fits = first, first.cases[start.case], 0
         self.report: Progress | None = None
         self.places = [places.to(start.z.device) for places in first.batch.links[start.case].places]
-        self.inferred = len(self.places) == 1 and self.case.known_labels is None and not first.batch.space.joint
-        orders = []
-        for view, places in zip(first.batch.views, self.places, strict=True):
+        rng = seed_generator(first.rng, self.case, "orders of rounds")
+        orders: list[StepOrder] = []
+        self.likely: list[bool] = []
+        for o, (view, places) in enumerate(zip(first.batch.views, self.places, strict=True)):
+            inferred = first.orders[start.case] if first.orders else self._infer_order(start, o, rng)
             used = tuple(k % len(places) for k in range(sum(view.sizes)))
-            orders.append(StepOrder(used, tuple(start.labels[places].tolist())))
+            orders.append(inferred or StepOrder(used, tuple(start.labels[places].tolist())))
+            self.likely.append(inferred is not None)
+        unknown = len(self.places) == 1 and self.case.known_labels is None and not first.batch.space.joint
+        self.changes_labels = unknown and not any(self.likely)
         self.start = replace(start, orders=tuple(orders))
         trial = PolishingRun(first, [self.start], 1).batch
         self.views, self.rows = trial.views, [view.get_case(0) for view in trial.views]
         self.x = trial.decode_case(0, start.z, start.labels)[0].detach()
+
+    def _infer_order(self, start: PolishStart, o: int, rng: Generator) -> StepOrder | None:
+        """Return the order of the o-th observation that its update shows for the labels of the start; None if none."""
+        found = infer_step_order(self.first.batch.views[o], start.case, start.labels[self.places[o]], rng, known=True)
+        return None if found is None else found.order
 
     def measure_effect(self) -> float:
         """Return how much the local steps matter: |g - h|^2 / |g|^2, the largest over all observations of several steps.
@@ -266,7 +278,7 @@ class OrderSearch:
         self.report = self.first.progress and partial(self.first.report_polish, begin, end)
         found = self.start
         ordered = [o for o, view in enumerate(self.views) if len(view.sizes) > 1]
-        classes = self.first.batch.data.num_classes if self.inferred else 0
+        classes = self.first.batch.data.num_classes if self.changes_labels else 0
         for o in ordered:
             order, fit = search_order(
                 found.orders[o],
@@ -275,15 +287,16 @@ class OrderSearch:
                 partial(self._fit, o),
                 fits=self.first.fits,
                 classes=classes,
+                likely=self.likely[o],
             )
             z = fit.z if fit and len(self.views) == 1 else self.start.z
             found = self._assume((*found.orders[:o], order, *found.orders[o + 1 :]), z)
-        return found
+        return replace(found, spared=max(0, self.first.fits - self.fits // max(1, len(ordered))))
 
     def _assume(self, orders: tuple[StepOrder, ...], z: Tensor) -> PolishStart:
         """Return a start with these orders, and with the labels of the first order if labels may be changed."""
         labels = self.start.labels.clone()
-        if self.inferred:
+        if self.changes_labels:
             labels[self.places[0]] = torch.tensor(orders[0].labels, device=labels.device)
         return replace(self.start, z=z, labels=labels, orders=orders)
 

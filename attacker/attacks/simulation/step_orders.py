@@ -47,31 +47,43 @@ FitExamples = Callable[[Sequence[StepOrder]], Sequence[Fit]]
 
 
 def search_order(
-    start: StepOrder, sizes: Sequence[int], measure: Measure, fit: FitExamples, *, fits: int, classes: int = 0
+    start: StepOrder,
+    sizes: Sequence[int],
+    measure: Measure,
+    fit: FitExamples,
+    *,
+    fits: int,
+    classes: int = 0,
+    likely: bool = False,
 ) -> tuple[StepOrder, Fit | None]:
     """Return the order whose simulated update comes closest to the observed one after a fit, with this fit.
 
     Without fits, the order that is best for the fixed examples is returned, and None.
 
     start: the order at which the search begins. sizes: number of examples of each local step. fits: largest number of fits.
-    classes: number of classes if labels may be changed as well; 0 if they are known.
+    classes: number of classes if labels may be changed as well; 0 if they are known. likely: whether `start` is fitted
+    in any case, and kept if none of the orders that are fitted with it is better.
     """
     measured = {start: measure([start])[0]}
     best = _climb(start, sizes, measure, measured, classes)
     near = list(measured)
+    if likely:
+        measured[start] = 0.0  # so that it is fitted first
     fitted: dict[object, tuple[StepOrder, Fit]] = {}
     while fits > 0:
-        new = {_identify(order, sizes): order for order in sorted(near, key=measured.__getitem__, reverse=True)}
+        new = {identify(order, sizes): order for order in sorted(near, key=measured.__getitem__, reverse=True)}
         chosen = [order for key, order in new.items() if key not in fitted]
         chosen = sorted(chosen, key=measured.__getitem__)[: min(fits, FITTED_AT_ONCE)]
         if not chosen:
             break
-        fitted |= {_identify(order, sizes): (order, one) for order, one in zip(chosen, fit(chosen), strict=True)}
+        fitted |= {identify(order, sizes): (order, one) for order, one in zip(chosen, fit(chosen), strict=True)}
         fits -= len(chosen)
         best, _ = min(fitted.values(), key=lambda found: found[1].distance)
-        near = list_neighbours(best, sizes, classes)
+        if likely and best == start:
+            break
+        near = list_neighbours(best, sizes, range(classes))
         _measure_new(near, measure, measured)
-    found = fitted.get(_identify(best, sizes))
+    found = fitted.get(identify(best, sizes))
     return found if found is not None else (best, None)
 
 
@@ -79,7 +91,7 @@ def _climb(start: StepOrder, sizes: Sequence[int], measure: Measure, measured: d
     """Return an order that is better than its neighbours for the fixed examples, and add all measured distances to `measured`."""
     best = start
     while len(measured) < MAX_MEASURED:
-        near = list_neighbours(best, sizes, classes)
+        near = list_neighbours(best, sizes, range(classes))
         _measure_new(near, measure, measured)
         nearest = min([best, *near], key=measured.__getitem__)
         if nearest == best:
@@ -94,11 +106,11 @@ def _measure_new(orders: Sequence[StepOrder], measure: Measure, measured: dict[S
         measured |= dict(zip(new, measure(new), strict=True))
 
 
-def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: int = 0) -> list[StepOrder]:
+def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: Sequence[int] = ()) -> list[StepOrder]:
     """Return all orders that differ from `order` in one way.
 
-    Two examples of different steps of one epoch change places, or two steps of one epoch that have equally many examples do, or,
-    if the number of classes is given, one example has another label. sizes: number of examples of each local step.
+    Two examples of different steps of one epoch change places, or two steps of one epoch that have equally many examples do, or
+    one example has another label, which is one of `classes`. sizes: number of examples of each local step.
     """
     ends = list(accumulate(sizes))
     steps = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -112,12 +124,12 @@ def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: int = 0) ->
             examples[p], examples[q] = examples[q], examples[p]
         found.append(replace(order, examples=tuple(examples)))
     for index, label in enumerate(order.labels):
-        others = [other for other in range(classes) if other != label]
+        others = [other for other in classes if other != label]
         found += [replace(order, labels=(*order.labels[:index], other, *order.labels[index + 1 :])) for other in others]
     return found
 
 
-def _identify(order: StepOrder, sizes: Sequence[int]) -> object:
+def identify(order: StepOrder, sizes: Sequence[int]) -> object:
     """Return a key that is equal for orders which differ only in the numbers of examples, so that one fit is enough for them.
 
     With one epoch, examples with equal labels are interchangeable, since both are fitted.

@@ -51,7 +51,7 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
     case = Case((first, replace(others, round=2)), links=link_same([4, 4]))
     (found,) = search_round_by_round(ATTACK.matching, [case], rng=seeded())
     error = min(measure_error(found, X), measure_error(found, 1 - X.flip(-1)))
-    assert error < 0.01
+    assert error < 0.02
     assert found.evidence["misfit"][0] < -4
     assert re.match("the answer explains round [12] alone", found.notes[-1])
 

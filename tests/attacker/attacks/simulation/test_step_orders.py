@@ -42,7 +42,7 @@ def test_neighbours_differ_by_one_exchange_within_an_epoch() -> None:
 def test_steps_of_equal_size_change_places_as_a_whole_and_labels_one_by_one() -> None:
     order = StepOrder((0, 1, 2, 3), (0, 1, 1, 2))
     assert StepOrder((2, 3, 0, 1), order.labels) in list_neighbours(order, (2, 2))
-    relabelled = [one for one in list_neighbours(order, (2, 2), classes=3) if one.labels != order.labels]
+    relabelled = [one for one in list_neighbours(order, (2, 2), classes=range(3)) if one.labels != order.labels]
     assert len(relabelled) == 4 * 2
     assert all(one.examples == order.examples for one in relabelled)
     assert all(sum(a != b for a, b in zip(one.labels, order.labels, strict=True)) == 1 for one in relabelled)
@@ -195,4 +195,5 @@ def test_orders_are_searched_for_only_before_a_polish(
     run = MatchingRun(inverting_gradients(steps=3000, **settings), [case], seeded(), None)
     assert run.fits == fits
     polishing = 30 if fits else run.polishing
-    assert run.steps == 3000 - polishing * 20 * (2 if fits else 1) - fits * 40
+    assert bool(run.orders) == (fits > 0 and not defense)
+    assert run.steps == (3000 - polishing * 20 * (2 if fits else 1) - fits * 40) // (2 if run.orders else 1)
