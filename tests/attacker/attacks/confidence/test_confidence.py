@@ -16,6 +16,7 @@ from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 LOW_CONFIDENCE = 0.2
@@ -27,6 +28,30 @@ def test_short_search_has_low_confidence(image_case: Make) -> None:
         for found, (_, x, _) in zip(attack(cases, rng=seeded()), (image_case(i) for i in range(3)), strict=True):
             assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.02
             assert float(found.confidence[0]) < LOW_CONFIDENCE
+
+
+def test_closed_form_of_pure_noise_has_low_confidence(observe: Callable[..., object]) -> None:
+    """The route `linear` returns the direction of the largest singular value, which explains almost nothing of noise."""
+    model, data = ModelSpec(name="mlp", arguments={"hidden": (16,)}), DataSpec(shape=(3, 32, 32), num_classes=10)
+    one = torch.rand(1, 3, 32, 32, generator=seeded()), torch.tensor([1])
+    seen, rng, routes = observe(one, model=model, data=data), seeded(), []
+    for _ in range(6):
+        noise = {name: torch.randn(u.shape, generator=rng) for name, u in seen.update.items()}
+        (found,) = exact(fallback="none")([Case((replace(seen, payload=encode(noise)),))], rng=seeded())
+        assert float(found.confidence[0]) < 0.05
+        routes.append(found.route)
+    assert "linear" in routes
+
+
+def test_a_certain_example_is_likely_although_the_gradient_is_of_another_loss() -> None:
+    """Label smoothing or a wrong learning rate leave most of a gradient unexplained, also by the right example."""
+    x, data = torch.rand(1, 3, 16, 16, generator=seeded()), DataSpec(shape=(3, 16, 16), num_classes=10)
+    certain, uncertain = (
+        float(estimates.judge_closed_form("linear", x, 0.99, torch.tensor([stays]), data, 1).confidence[0])
+        for stays in (1.0, 0.1)
+    )
+    assert certain > 0.9
+    assert uncertain < 0.05
 
 
 def test_two_epochs_on_one_batch_get_low_confidence(observe: Callable[..., object]) -> None:
