@@ -44,7 +44,8 @@ observed one by at most MAX_LINEAR_DISTANCE, relative to the observed one. All 3
 and the distance of each is below 1e-9. Values outside then mean that clients normalise their images otherwise than stated."""
 MIN_LINEAR_CERTAINTY, MIN_LINEAR_EXPLAINED = 0.5, 0.5
 """Smallest certainty of an example of the route `linear`, and smallest explained share of the gradient's power, of which one must
-be reached for the curve to apply. The curve was fitted to few wrong answers, and gives pure noise, which reaches neither, 0.47."""
+be reached for the curve to apply. The curve was fitted to few wrong answers, and gives 0.47 to pure noise, which reaches
+neither."""
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
@@ -111,6 +112,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         return build_undecided(examples, reason, explained, evidence)
     try:
         error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise)))
+    except TimeoutError:
+        reason = "the search was interrupted, and the curvature of the gradient takes too long to compute after that"
+        return build_undecided(examples, reason, explained, evidence)
     except RuntimeError as failed:  # some layers have no third derivative, or memory is short
         return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}

@@ -3,6 +3,7 @@
 "Power" is a squared Euclidean norm. An answer is a reconstruction before its confidence is known.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,7 @@ class SearchAnswer:
                  as one step, 0-d: squared norm of the change, relative to the squared norm of the gradient. It returns 0 in all
                  other cases.
     adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
+    until: time on the clock `perf_counter` after which the curvature of the gradient is not computed any further.
     """
 
     x: Tensor
@@ -91,6 +93,7 @@ class SearchAnswer:
     given_up: bool
     drift: Callable[[], Tensor]
     adaptive: bool = False
+    until: float = math.inf
 
 
 def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
@@ -148,7 +151,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
     iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
-    posterior = Posterior(compute_residuals, found.x, variance, iterations)
+    posterior = Posterior(compute_residuals, found.x, variance, iterations, until=found.until)
     return posterior.estimate_error(found.rng), posterior.estimate_next_step(), posterior.estimate_unseen_share(found.rng)
 
 

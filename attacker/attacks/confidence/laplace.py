@@ -1,6 +1,8 @@
 """The Laplace approximation of the posterior of the examples given a gradient: how far the gradient determines the examples."""
 
 from collections.abc import Callable
+from math import inf
+from time import perf_counter
 
 import torch
 from torch import Generator, Tensor
@@ -28,10 +30,13 @@ class Posterior:
 
     With J the Jacobian of the residuals at x, its covariance is (J^T J / variance + 1 / PRIOR_VARIANCE)^-1.
     residuals: function of x. variance: noise variance of each residual, 0-d. iterations: of conjugate gradients, at most.
+    until: time on the clock `perf_counter` after which an iteration raises TimeoutError.
     """
 
-    def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS) -> None:
-        self.x, self.iterations = x, iterations
+    def __init__(
+        self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS, *, until: float = inf
+    ) -> None:
+        self.x, self.iterations, self.until = x, iterations, until
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]
         # multiply by J through a double vjp, since forward mode takes a second to load, and warns
@@ -64,6 +69,8 @@ class Posterior:
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
         """Return the product of v with the inverse of the covariance, times `variance`."""
+        if perf_counter() > self.until:
+            raise TimeoutError
         bent: Tensor = self.pull(self.push(v))[0]
         return bent + self.share * v
 

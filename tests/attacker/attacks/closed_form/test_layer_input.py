@@ -173,7 +173,7 @@ def test_no_search_continues_from_the_answer(observe: Observe, monkeypatch: pyte
 
 
 def build_wide() -> Net:
-    """Return the network with a large hidden layer, whose gradient takes much longer than an iteration, which needs none of it."""
+    """Return the network with a large hidden layer, whose gradient takes much longer than an iteration."""
     net = Net()
     net.fc1, net.fc2 = nn.Linear(16 * 4 * 4, 4000), nn.Linear(4000, 10)
     return net

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimates
+from attacker.attacks.matching import matching_run
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
@@ -72,6 +73,36 @@ def _epochs(seen: object) -> object:
     """Return an observation of two steps on one batch, declared as two epochs."""
     training = replace(seen.training, steps=None, epochs=2)
     return replace(seen, training=training, num_examples=seen.num_examples // 2)
+
+
+def stop(done: int, total: int, message: str) -> None:
+    """Interrupt a search when two thirds of its steps are done."""
+    if done >= 2 * total / 3:
+        raise KeyboardInterrupt
+
+
+def test_a_search_that_was_interrupted_is_judged_by_its_best_result(image_case: Make) -> None:
+    case, x, _ = image_case(0)
+    (found,) = inverting_gradients(steps=600, give_up=0.0)([case], rng=seeded(), progress=stop)
+    assert found.interrupted
+    assert float((found.x.clamp(0, 1) - x).square().mean()) < 0.009
+    assert float(found.confidence[0]) > 0.5
+    wrong, x, _ = image_case(1)
+    (failed,) = inverting_gradients(steps=6, give_up=0.0)([wrong], rng=seeded(), progress=stop)
+    assert failed.interrupted
+    assert float((failed.x.clamp(0, 1) - x).square().mean()) > 0.02
+    assert float(failed.confidence[0]) < LOW_CONFIDENCE
+
+
+def test_confidence_of_an_interrupted_search_is_undecided_if_its_curvature_takes_too_long(
+    image_case: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching_run, "JUDGING_SECONDS", 0.0)
+    case, _, _ = image_case(0)
+    stopped, finished = (inverting_gradients(steps=60)([case], rng=seeded(), progress=watch)[0] for watch in (stop, None))
+    assert isnan(float(stopped.confidence[0]))
+    assert any("takes too long" in note for note in stopped.notes)
+    assert not any("takes too long" in note for note in finished.notes)
 
 
 def test_repeated_answer_has_undecided_confidence(observe: Callable[..., object]) -> None:
