@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
+from attacker.attacks.confidence.laplace import Posterior
 from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.simulation.gradients import squared_norm
 from fedsim.recording.observation import DataSpec
@@ -21,9 +21,6 @@ INSIDE = 1e-5
 """Mean squared distance to [0, 1] that is added to that of an image, whose logarithm is the feature `outside`."""
 MIN_EQUAL_SHARE = 0.9
 """Smallest share of the entries of an update with the largest magnitude of their tensor to take it for signs."""
-EVALUATIONS_PER_ITERATION = 40
-"""Gradient evaluations of a search per iteration of conjugate gradients in `Posterior.estimate_error`, of which there are at
-least 2 and at most CG_ITERATIONS. The estimate thus costs at most a tenth of a search of 80 or more evaluations."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
@@ -67,7 +64,7 @@ class SearchAnswer:
     examples:    number of examples without these copies; the examples themselves are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
-    evaluations: number of gradient evaluations of the search, of all its starts. kept_evaluations: of the start that was kept.
+    kept_evaluations: number of gradient evaluations of the start of the search that was kept.
     rng:         for random estimates.
     linked:      for each row of x, certainty in [0, 1] that the places in several rounds at which the attack assumes this example
                  hold the same example; 1 for an example of one round.
@@ -85,7 +82,6 @@ class SearchAnswer:
     compared: Sequence[SimulatedObservation]
     data: DataSpec
     model: nn.Module
-    evaluations: int
     kept_evaluations: int
     linked: Tensor
     rng: Generator
@@ -150,8 +146,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
         return tuple(residuals)
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
-    iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
-    posterior = Posterior(compute_residuals, found.x, variance, iterations, until=found.until)
+    posterior = Posterior(compute_residuals, found.x, variance, until=found.until)
     return posterior.estimate_error(found.rng), posterior.estimate_next_step(), posterior.estimate_unseen_share(found.rng)
 
 

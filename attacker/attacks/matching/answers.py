@@ -145,7 +145,6 @@ def _describe_search(
         compared=tuple(_build_comparison(view, fitted[1], y, best.z) for view in fitted[0].views),
         data=batch.data,
         model=batch.model,
-        evaluations=best.evaluations,
         kept_evaluations=len(best.history) * batch.attack.search.optimiser.period + best.polished,
         linked=batch.links[i].confidence,
         rng=seed_generator(rng, batch.cases[i], "confidence"),
