@@ -27,7 +27,7 @@ MIN_NULL_SHARE = 0.1
 """Smallest share of the time for an attack and its null that is kept for the null."""
 STOPPED, NOT_STARTED = "was stopped after", "was not started"
 """Words in the reasons why an attack has no verdict, or one on fewer updates, because its time was used up."""
-JUDGED_STATES = FINISHED_STATES | {"interrupted"}
+JUDGED_STATES: frozenset[CaseState] = FINISHED_STATES | {"interrupted"}
 """States of the cases on which a stopped attack is judged: those of searches that were stopped count by their best result until
 then. Nulls must be finished: a stopped null is worse than the whole one, so that its attack would seem to find more."""
 MAX_TIMER_SECONDS = 1e7
