@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
+    CONVERGED_MISFIT,
     MIN_LIKELY,
     STANDARDISED,
     UNDECIDED,
     CurvatureEvidence,
     doubt_likely,
     doubt_normalisation,
+    is_short,
     is_standardised,
     list_search_doubts,
 )
@@ -31,6 +33,7 @@ from attacker.attacks.confidence.evidence import (
     measure_curvature,
     measure_outside,
 )
+from attacker.attacks.confidence.laplace import CG_ITERATIONS, EARLY_CG_ITERATIONS
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
@@ -110,8 +113,10 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     curve = find_curve(route, is_image=found.data.is_image)
     if curve is not None and (reason := curve.explain_unfitted_facts(evidence)):
         return build_undecided(examples, reason, explained, evidence)
+    early = is_short(found, route) and float(missed - noise) <= CONVERGED_MISFIT
+    iterations = EARLY_CG_ITERATIONS if early else CG_ITERATIONS
     try:
-        error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise)))
+        error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise), iterations))
     except TimeoutError:
         reason = "the search was interrupted, and the curvature of the gradient takes too long to compute after that"
         return build_undecided(examples, reason, explained, evidence)

@@ -124,7 +124,7 @@ def holds_signs(found: SearchAnswer) -> bool:
     return found.adaptive or equal >= MIN_EQUAL_SHARE * max(sent, 1)
 
 
-def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def measure_curvature(found: SearchAnswer, variance: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return three measures of how well the gradient determines each example, (N,) each.
 
     They are the mean posterior variance of its values (`Posterior.estimate_error`), their mean squared change by another
@@ -132,6 +132,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
     (`Posterior.estimate_unseen_share`).
     Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
+    iterations: of conjugate gradients.
     """
     tiny = torch.finfo(found.x.dtype).tiny
     shares = [
@@ -146,7 +147,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
         return tuple(residuals)
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
-    posterior = Posterior(compute_residuals, found.x, variance, until=found.until)
+    posterior = Posterior(compute_residuals, found.x, variance, iterations, until=found.until)
     return posterior.estimate_error(found.rng), posterior.estimate_next_step(), posterior.estimate_unseen_share(found.rng)
 
 

@@ -12,8 +12,11 @@ from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 
 PRIOR_VARIANCE = 0.06
 """Prior variance of pixels in [0, 1], about the variance of photographs."""
-CG_ITERATIONS = 12
-"""Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
+CG_ITERATIONS, EARLY_CG_ITERATIONS = 12, 40
+"""Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose; and the same
+for searches that converged early. These explain the gradient by the directions that it determines best, and the others, which
+they leave as they began, show only after more iterations: on tuning images behind LeNets of sigmoids, twelve gave wrong answers a
+confidence of up to 0.67, and forty of at most 0.47; that of right answers falls by 0.03 to 0.27, and stays above 0.5."""
 MAX_UNSEEN_INFLUENCE = 1e-6
 """Largest derivative that counts as zero, relative to the largest one of the example. It allows for rounding errors."""
 
