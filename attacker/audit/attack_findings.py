@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attacker.attacks.confidence import MIN_LIKELY, WOULD_FILL, find_other_normalisation, is_far_outside
+from attacker.attacks.confidence import MIN_LIKELY, WOULD_FILL, find_other_normalisation, is_far_outside, is_standardised
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked
 from attacker.audit.plan import ATTACK_RULE, JOINT_ATTACKS
 from attacker.reconstruction import Reconstruction
@@ -63,6 +63,8 @@ class AuditedAttack:
     outside:        how many of the undecided examples are images that explain the gradient, but whose values lie far outside the
                     range [0, 1]; 0 with the true examples, and for `ESTIMATING_ROUTES`.
     outside_values: the smallest and largest values of these.
+    standardised:   how many of the undecided examples are images that explain the gradient, and whose normalised values have mean
+                    0 and deviation 1; counted as `outside`.
     misread:        how many reconstructed images look complete by another common normalisation than the stated one, over all
                     updates (`find_other_normalisation`); they are not in `confident` and `likely`, but in `undecided`.
     misread_as:     why, and by which normalisation; "" if there are none.
@@ -91,6 +93,7 @@ class AuditedAttack:
     doubt: str = ""
     outside: int = 0
     outside_values: tuple[float, float] | None = None
+    standardised: int = 0
     misread: int = 0
     misread_as: str = ""
     explained: float | None = None
@@ -161,7 +164,8 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str], dat
     """
     found = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
     notes = [note for answer in found for note in answer.notes if note.startswith("confidence is undecided")]
-    far = [answer.x[_is_right_but_outside(answer)] for answer in found]
+    fitting = [answer.x[_is_right_but_undecided(answer)] for answer in found]
+    far = [x[is_far_outside(x)] for x in fitting]
     values = torch.cat([x.flatten() for x in far]) if far else torch.zeros(0)
     confidence, misread, misread_as = _doubt_normalisation(found, data)
     shares = [
@@ -177,6 +181,7 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str], dat
         misread=misread,
         misread_as=misread_as,
         outside=sum(map(len, far)),
+        standardised=sum(int(is_standardised(x, data).sum()) for x in fitting if len(x)),
         outside_values=(float(values.min()), float(values.max())) if len(values) else None,
         explained=max(shares, default=None),
     )
@@ -200,14 +205,14 @@ def _doubt_normalisation(found: Sequence[Reconstruction], data: DataSpec) -> tup
     return confidence.masked_fill(misread, torch.nan), int(misread.sum()), str(other)
 
 
-def _is_right_but_outside(found: Reconstruction) -> Tensor:
-    """Return a mask (N,) of the undecided images that explain the gradient, but whose values lie far outside [0, 1].
+def _is_right_but_undecided(found: Reconstruction) -> Tensor:
+    """Return a mask (N,) of the undecided images that explain the gradient.
 
     It is false for all answers of `ESTIMATING_ROUTES`.
     """
     if found.x.ndim != 4 or found.explained is None or found.route in ESTIMATING_ROUTES:  # only images have a known range
         return torch.zeros(len(found.x), dtype=torch.bool)
-    return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED) & is_far_outside(found.x)
+    return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED)
 
 
 def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed: Mapping[str, str]) -> tuple[int, str]:
@@ -287,6 +292,18 @@ def _judge_confidence(attacks: Sequence[AuditedAttack], advice: str, *, is_rando
             advice=advice,
         )
     far = max(attacks, key=lambda attack: attack.outside)
+    own = max(attacks, key=lambda attack: attack.standardised)
+    if own.standardised and own.standardised >= own.outside and not is_random:
+        return Finding(
+            rule=PARTLY_RULE,
+            grade="serious",
+            title="Private examples can be reconstructed up to their brightness and contrast.",
+            evidence=f"{own.spec} on {_count(own.updates, 'update')}: {_count(own.standardised, 'reconstruction')} with at least "
+            f"{MIN_EXPLAINED:.0%} of the gradient explained, whose normalised values have mean 0 and deviation 1, as if clients "
+            "standardised each image by its own mean and deviation. The update does not show these two numbers, and no mean and "
+            "std of the data can state them.",
+            advice=advice,
+        )
     if far.outside and far.outside_values and not is_random:
         least, most = far.outside_values
         return Finding(

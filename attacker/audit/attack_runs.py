@@ -27,6 +27,9 @@ MIN_NULL_SHARE = 0.1
 """Smallest share of the time for an attack and its null that is kept for the null."""
 STOPPED, NOT_STARTED = "was stopped after", "was not started"
 """Words in the reasons why an attack has no verdict, or one on fewer updates, because its time was used up."""
+JUDGED_STATES: frozenset[CaseState] = FINISHED_STATES | {"interrupted"}
+"""States of the cases on which a stopped attack is judged: those of searches that were stopped count by their best result until
+then. Nulls must be finished: a stopped null is worse than the whole one, so that its attack would seem to find more."""
 MAX_TIMER_SECONDS = 1e7
 RunReplay = Callable[[Replay], ReplayResult]
 
@@ -87,7 +90,7 @@ class AttackRuns:
         if done is not None and done.reuse:
             self._leave_out(f"{planned.spec}: {done.reuse}")
         took = monotonic() - started
-        judged = cases if not cut else _list_in_states(attack, cases, self._judged_states)
+        judged = cases if not cut else _list_in_states(attack, cases, JUDGED_STATES)
         null_cut = False
         if judged and self.scorer is not None:
             _, null_cut = self._replay(null, max(started + allowed, monotonic() + kept * took))
@@ -128,16 +131,6 @@ class AttackRuns:
         rows = [replace(row, state="done") if row.state == "interrupted" and not row.null else row for row in scored]
         (summary,) = summarise(rows)
         return AuditedAttack.of(summary, [row for row in rows if not row.null], len(planned.rows))
-
-    @property
-    def _judged_states(self) -> frozenset[CaseState]:
-        """The states of cases on which a stopped attack can be judged.
-
-        With a scorer, cases whose search was stopped count too, by its best result until then. Without one, they do not, since
-        the confidence in such a result is undecided. Nulls must be finished: a null that is stopped is worse than the whole one,
-        so that its attack would seem to find more.
-        """
-        return FINISHED_STATES if self.scorer is None else FINISHED_STATES | {"interrupted"}
 
     def _leave_out(self, reason: str) -> None:
         self.left_out.append(NotChecked(rule=ATTACK_RULE, reason=reason, kind="left out"))

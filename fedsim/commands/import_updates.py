@@ -72,8 +72,8 @@ class ImportSettings(BaseModel):
         return self
 
     @classmethod
-    def read(cls, path: Path) -> "ImportSettings":
-        """Read settings from a TOML file.
+    def read(cls, path: Path, model: str | None = None) -> "ImportSettings":
+        """Read settings from a TOML file. model: the model if the file names none; None for none.
 
         Raises ExperimentError if the file is missing or invalid; the message names the file and any wrong key.
         """
@@ -84,7 +84,7 @@ class ImportSettings(BaseModel):
         except ValueError as error:
             raise ExperimentError(str(error)) from None
         try:
-            return cls.model_validate(raw)
+            return cls.model_validate(raw if model is None else {"model": model, **raw})
         except ValidationError as error:
             raise ExperimentError(describe_errors(error, str(path), cls)) from None
 

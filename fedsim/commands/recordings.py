@@ -47,14 +47,19 @@ def import_(
     after: Annotated[Path, typer.Argument(help="State dict that the client sent back.")],
     settings: Annotated[Path, typer.Option(help="TOML file with model, data and training; an example is deploy/import.toml.")],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run to write the recording to.")],
-    model: Annotated[str | None, typer.Option(help="module:function that builds the network; the module is imported.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="module:function that builds the network, which is imported; the settings may leave out the model then."
+        ),
+    ] = None,
 ) -> None:
     """Write a recording of one update, given as two state dicts of any framework."""
     with report_errors():
         from fedsim import models
         from fedsim.commands.import_updates import ImportSettings, import_recording
 
-        given = ImportSettings.read(settings)
+        given = ImportSettings.read(settings, model)
         if model is not None:
             models.admit(model, name=given.model.name)
         import_recording(before, after, given, out_folder)

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, Memory, Progress, RoutePlan, estimate_effort, find_unmet
 from attacker.attacks.cases import Case
+from attacker.attacks.closed_form.layer_input import time_iteration
 from attacker.attacks.closed_form.linear.route import CHANGED_INPUTS
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, observe
 from attacker.attacks.closed_form.rgap.recursion import DEFAULT_RGAP, RgapSettings
@@ -104,15 +105,18 @@ class ClosedForm:
         return RoutePlan(reasons, sum(EVALUATIONS.get(route, 0) for route in counted))
 
     def time_evaluation(self, case: Case) -> float:
-        """Return the seconds of one evaluation of the search or, without a search, of the network's gradient, see `Measurable`.
+        """Return the seconds of one evaluation of the search, see `Measurable`.
 
-        The null without a search evaluates nothing; the result is then 0.
+        Without a search, it is one iteration of the route `layer_input` if `plan` counts these, and otherwise an evaluation of
+        the network's gradient. The null without a search evaluates nothing; the result is then 0.
         """
         if self.fallback is not None:
             return replace(self.fallback, sees_gradient=self.sees_gradient, device=self.device).time_evaluation(case)
         if not self.sees_gradient:
             return 0.0
         observed = observe([case], knows_defense=self.knows_defense, device=self.device)
+        if self.plan(case).evaluations:
+            return time_iteration(observed)
         x = torch.full((observed.examples, *observed.data.shape), 0.5)
         y = torch.zeros(observed.examples, dtype=torch.long)
         return time_call(lambda: observed.measure_misfit(0, x, y), self.device)

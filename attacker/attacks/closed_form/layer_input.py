@@ -11,6 +11,7 @@ parameter p before the layer is the derivative of <W^T d, h(p, x)> with respect 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
@@ -24,6 +25,7 @@ from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.matching.smooth_images import Spread, build_smooth_spread
 from attacker.attacks.networks.discrete_inputs import is_differentiable
 from attacker.attacks.networks.forward import list_linear, record_calls, run_forward_pass
+from attacker.attacks.timing import time_call
 from defenses.networks import find_encoders
 from fedsim import models
 
@@ -73,6 +75,21 @@ def invert_layer_input(observed: StackedObservations, rng: Generator, rgap: Rgap
     """
     layer = find_suitable_layer(observed)
     return [_answer(observed, layer, i, seed_generator(rng, case, ROUTE_NAME)) for i, case in enumerate(observed.cases)]
+
+
+def time_iteration(observed: StackedObservations) -> float:
+    """Return the mean processor time in seconds of one iteration for one case, over both stages, see `time_call`.
+
+    Raises ValueError if no hidden layer is suitable.
+    """
+    layer, inputs = find_suitable_layer(observed), InputRecorder(observed, 0)
+    spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
+    convolution, rng = _find_convolution_gradient(observed, layer, 0), torch.Generator().manual_seed(0)
+    example = torch.full(observed.data.shape, 0.5, device=observed.device)
+    target = inputs.record_inputs(example)[layer.name].detach()
+    cotangent = torch.ones_like(target)
+    repeat = partial(_search, inputs, layer, target, cotangent, convolution, spread, rng, steps=(1, 1))
+    return time_call(repeat, str(observed.device)) / (1 + (convolution is not None))
 
 
 def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
@@ -237,6 +254,8 @@ def _search(
     convolution: Tensor | None,
     spread: Spread,
     rng: Generator,
+    *,
+    steps: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return the approximate MAP estimate x (*shape), in [0, 1], of the example from the input of a layer.
 
@@ -244,15 +263,17 @@ def _search(
     spread: linear map from standard normal z (*shape) to deviations of smooth images from 0.5, the prior. rng: draws the first z.
     convolution: observed gradient of the weight of the convolution before the layer, which a second stage fits as well; None for
                  no second stage.
+    steps: iterations of both stages; None for STAGE_STEPS.
     """
+    first, last = steps or STAGE_STEPS
     z = (START_DEVIATION * torch.randn(passed.data.shape, generator=rng)).to(target.device)
-    stages = [(STAGE_STEPS[0], False)] + ([(STAGE_STEPS[1], True)] if convolution is not None else [])
+    stages = [(first, False)] + ([(last, True)] if convolution is not None else [])
     weights = {} if convolution is None else {layer.convolution: passed.state[layer.convolution].clone().requires_grad_()}
-    for steps, second in stages:
+    for iterations, second in stages:
         z = z.detach().requires_grad_()
         optimiser = torch.optim.Adam([z], lr=LEARNING_RATE)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-        for _ in range(steps):
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
+        for _ in range(iterations):
             x = 0.5 + spread(z)
             h = passed.record_inputs(x, weights if second else {})[layer.name]
             loss = (

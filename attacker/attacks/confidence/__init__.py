@@ -4,7 +4,7 @@ Recovered means close enough to the original, as `attacker.scoring.metrics.is_re
 """
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
-from attacker.attacks.confidence.doubts import MIN_LIKELY, doubt_likely
+from attacker.attacks.confidence.doubts import MIN_LIKELY, doubt_likely, is_standardised
 from attacker.attacks.confidence.estimates import (
     MIN_CERTIFIED_STAYS,
     ConfidenceEstimates,
@@ -31,6 +31,7 @@ __all__ = [
     "find_curve",
     "find_other_normalisation",
     "is_far_outside",
+    "is_standardised",
     "judge_closed_form",
     "judge_prior",
     "judge_search",

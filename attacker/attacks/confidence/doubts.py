@@ -99,8 +99,7 @@ def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curv
     yield Doubt(UNSEEN_VALUES, curvature.unseen * PRIOR_VARIANCE > (MAX_RECOVERED_MSE if data.is_image else 0.0))
     if not data.is_image:
         yield Doubt(UNFINISHED_ROW, curvature.step > MAX_ROW_STEP)
-    from_closed_form = route.startswith("optimisation from")
-    if not from_closed_form and found.kept_evaluations < MIN_EVALUATIONS and unexplained > CONVERGED_MISFIT:
+    if is_short(found, route) and unexplained > CONVERGED_MISFIT:
         yield Doubt(
             f"the search ended after {found.kept_evaluations} evaluations of the gradient and had not converged; with fewer than "
             f"{MIN_EVALUATIONS}, such answers are often wrong"
@@ -111,6 +110,11 @@ def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curv
         yield Doubt(STANDARDISED, is_standardised(x, data))
     if holds_signs(found):
         yield Doubt(SIGNS)
+
+
+def is_short(found: SearchAnswer, route: str) -> bool:
+    """Return whether a search that does not start from a closed form made fewer than MIN_EVALUATIONS evaluations."""
+    return not route.startswith("optimisation from") and found.kept_evaluations < MIN_EVALUATIONS
 
 
 def doubt_likely(confidence: Tensor, reason: str, doubted: Tensor | None = None) -> tuple[Tensor, tuple[str, ...]]:

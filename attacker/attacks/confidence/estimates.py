@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
+    CONVERGED_MISFIT,
     MIN_LIKELY,
     STANDARDISED,
     UNDECIDED,
     CurvatureEvidence,
     doubt_likely,
     doubt_normalisation,
+    is_short,
     is_standardised,
     list_search_doubts,
 )
@@ -31,6 +33,7 @@ from attacker.attacks.confidence.evidence import (
     measure_curvature,
     measure_outside,
 )
+from attacker.attacks.confidence.laplace import CG_ITERATIONS, EARLY_CG_ITERATIONS
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from fedsim.recording.observation import DataSpec
 
@@ -42,6 +45,10 @@ MAX_LINEAR_DISTANCE, MAX_LINEAR_OUTSIDE = 10**-2.5, 1e-6
 """Largest mean squared distance to [0, 1] of a likely image of the route `linear`, if the answer's gradient differs from the
 observed one by at most MAX_LINEAR_DISTANCE, relative to the observed one. All 360 such images of the tuning part are recovered,
 and the distance of each is below 1e-9. Values outside then mean that clients normalise their images otherwise than stated."""
+MIN_LINEAR_CERTAINTY, MIN_LINEAR_EXPLAINED = 0.5, 0.5
+"""Smallest certainty of an example of the route `linear`, and smallest explained share of the gradient's power, of which one must
+be reached for the curve to apply. The curve was fitted to few wrong answers, and gives 0.47 to pure noise, which reaches
+neither."""
 MAX_DUPLICATE_DISTANCE = 1e-6
 """Largest Euclidean distance between two examples of a closed form that count as equal."""
 POSSIBLE_MIXTURES = (
@@ -106,8 +113,13 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     curve = find_curve(route, is_image=found.data.is_image)
     if curve is not None and (reason := curve.explain_unfitted_facts(evidence)):
         return build_undecided(examples, reason, explained, evidence)
+    early = is_short(found, route) and float(missed - noise) <= CONVERGED_MISFIT
+    iterations = EARLY_CG_ITERATIONS if early else CG_ITERATIONS
     try:
-        error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise)))
+        error, step, unseen = (t[:examples].detach() for t in measure_curvature(found, torch.maximum(missed, noise), iterations))
+    except TimeoutError:
+        reason = "the search was interrupted, and the curvature of the gradient takes too long to compute after that"
+        return build_undecided(examples, reason, explained, evidence)
     except RuntimeError as failed:  # some layers have no third derivative, or memory is short
         return build_undecided(examples, f"the curvature of the gradient cannot be computed: {str(failed)[:200]}", explained)
     evidence |= {"error": (error + 1e-8).log10().cpu(), "step": (step + 1e-8).log10().cpu()}
@@ -132,20 +144,22 @@ def judge_closed_form(
               be mixtures.
     examples: number of examples in the batch.
     open_question: reason why a confidence of at least MIN_LIKELY is replaced by NaN; "" for none.
-    The confidence is taken from the calibration curve (`judge`), with seven exceptions that are applied in this order:
-    1. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
+    The confidence is taken from the calibration curve (`judge`), with eight exceptions that are applied in this order:
+    1. An example of the route `linear` of which the closed form is less certain than MIN_LINEAR_CERTAINTY, in an answer that
+       explains less than MIN_LINEAR_EXPLAINED of the gradient's power, gets the confidence of an answer without the gradient.
+    2. A whole batch of the route `linear` is certified: if the batch has several examples, x holds all of them, the confidence of
        all is NaN so far, and `missed` is at most CERTIFIED_MISFIT, then examples with `stays` of at least MIN_CERTIFIED_STAYS get
        CERTIFIED_CONFIDENCE.
-    2. Examples with `stays` of NaN are undecided.
-    3. An image whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
-    4. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
+    3. Examples with `stays` of NaN are undecided.
+    4. An image whose values are those of an 8-bit image (`is_eight_bit`) gets CERTIFIED_CONFIDENCE, whatever the curve says.
+    5. If an example occurs several times in the answer, all but the first are undecided: it may occur in the batch several times,
        or another example may be missing.
-    5. Examples with a confidence of at least MIN_LIKELY become undecided if there is an `open_question`, and so do images with
+    6. Examples with a confidence of at least MIN_LIKELY become undecided if there is an `open_question`, and so do images with
        this confidence whose mean squared distance to [0, 1] exceeds MAX_RECOVERED_MSE or, for exact answers of the route
        `linear`, MAX_LINEAR_OUTSIDE. If `missed` is at most MAX_LINEAR_DISTANCE, images further outside than MAX_RECOVERED_MSE
        have the confidence of images inside, so that they are undecided if all other evidence is good.
-    6. So do images that are standardised by their own mean and deviation.
-    7. So do images that look complete by another common normalisation, and not by the stated one (`find_other_normalisation`).
+    7. So do images that are standardised by their own mean and deviation.
+    8. So do images that look complete by another common normalisation, and not by the stated one (`find_other_normalisation`).
     """
     count, mixtures = len(x), stays.isnan().cpu()
     stays = stays.nan_to_num(nan=0.0)
@@ -159,6 +173,9 @@ def judge_closed_form(
     if data.is_image and missed <= MAX_LINEAR_DISTANCE:  # so values far outside [0, 1] are the clients', not errors
         evidence["outside"] = evidence["outside"].masked_fill(is_far_outside(x).cpu(), math.log10(INSIDE))
     judged = judge(route, evidence, explained, data)
+    if route == "linear" and 1 - missed**2 < MIN_LINEAR_EXPLAINED:
+        unexplained = torch.minimum(judged.confidence, judge_prior(count, data).confidence)
+        judged = replace(judged, confidence=torch.where(stays.cpu() < MIN_LINEAR_CERTAINTY, unexplained, judged.confidence))
     if route == "linear" and count == examples > 1 and missed <= CERTIFIED_MISFIT and bool(judged.confidence.isnan().all()):
         sure = torch.where(stays.cpu() >= MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE, UNDECIDED).float()
         note = "the whole batch explains the gradient of all layers up to rounding, which certifies its examples"

@@ -3,13 +3,14 @@
 "Power" is a squared Euclidean norm. An answer is a reconstruction before its confidence is known.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
-from attacker.attacks.confidence.laplace import CG_ITERATIONS, Posterior
+from attacker.attacks.confidence.laplace import Posterior
 from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.simulation.gradients import squared_norm
 from fedsim.recording.observation import DataSpec
@@ -20,9 +21,6 @@ INSIDE = 1e-5
 """Mean squared distance to [0, 1] that is added to that of an image, whose logarithm is the feature `outside`."""
 MIN_EQUAL_SHARE = 0.9
 """Smallest share of the entries of an update with the largest magnitude of their tensor to take it for signs."""
-EVALUATIONS_PER_ITERATION = 40
-"""Gradient evaluations of a search per iteration of conjugate gradients in `Posterior.estimate_error`, of which there are at
-least 2 and at most CG_ITERATIONS. The estimate thus costs at most a tenth of a search of 80 or more evaluations."""
 FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
@@ -66,7 +64,7 @@ class SearchAnswer:
     examples:    number of examples without these copies; the examples themselves are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
-    evaluations: number of gradient evaluations of the search, of all its starts. kept_evaluations: of the start that was kept.
+    kept_evaluations: number of gradient evaluations of the start of the search that was kept.
     rng:         for random estimates.
     linked:      for each row of x, certainty in [0, 1] that the places in several rounds at which the attack assumes this example
                  hold the same example; 1 for an example of one round.
@@ -76,6 +74,7 @@ class SearchAnswer:
                  as one step, 0-d: squared norm of the change, relative to the squared norm of the gradient. It returns 0 in all
                  other cases.
     adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
+    until: time on the clock `perf_counter` after which the curvature of the gradient is not computed any further.
     """
 
     x: Tensor
@@ -83,7 +82,6 @@ class SearchAnswer:
     compared: Sequence[SimulatedObservation]
     data: DataSpec
     model: nn.Module
-    evaluations: int
     kept_evaluations: int
     linked: Tensor
     rng: Generator
@@ -91,6 +89,7 @@ class SearchAnswer:
     given_up: bool
     drift: Callable[[], Tensor]
     adaptive: bool = False
+    until: float = math.inf
 
 
 def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
@@ -125,7 +124,7 @@ def holds_signs(found: SearchAnswer) -> bool:
     return found.adaptive or equal >= MIN_EQUAL_SHARE * max(sent, 1)
 
 
-def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def measure_curvature(found: SearchAnswer, variance: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return three measures of how well the gradient determines each example, (N,) each.
 
     They are the mean posterior variance of its values (`Posterior.estimate_error`), their mean squared change by another
@@ -133,6 +132,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
     (`Posterior.estimate_unseen_share`).
     Residuals are differences between simulated and observed gradients, relative to the norm of the observed ones.
     variance: sum of the variances of all residuals: the unexplained share of power, or the known noise if that is more.
+    iterations: of conjugate gradients.
     """
     tiny = torch.finfo(found.x.dtype).tiny
     shares = [
@@ -147,8 +147,7 @@ def measure_curvature(found: SearchAnswer, variance: Tensor) -> tuple[Tensor, Te
         return tuple(residuals)
 
     variance = variance.clamp(min=MAX_EXACT_MISFIT) / sum(observation.coordinates for observation in found.compared)
-    iterations = min(CG_ITERATIONS, max(2, found.evaluations // EVALUATIONS_PER_ITERATION))
-    posterior = Posterior(compute_residuals, found.x, variance, iterations)
+    posterior = Posterior(compute_residuals, found.x, variance, iterations, until=found.until)
     return posterior.estimate_error(found.rng), posterior.estimate_next_step(), posterior.estimate_unseen_share(found.rng)
 
 

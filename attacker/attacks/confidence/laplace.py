@@ -1,6 +1,8 @@
 """The Laplace approximation of the posterior of the examples given a gradient: how far the gradient determines the examples."""
 
 from collections.abc import Callable
+from math import inf
+from time import perf_counter
 
 import torch
 from torch import Generator, Tensor
@@ -10,8 +12,11 @@ from attacker.attacks.optimisers.conjugate_gradients import conjugate_gradients
 
 PRIOR_VARIANCE = 0.06
 """Prior variance of pixels in [0, 1], about the variance of photographs."""
-CG_ITERATIONS = 12
-"""Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose."""
+CG_ITERATIONS, EARLY_CG_ITERATIONS = 12, 40
+"""Number of iterations of conjugate gradients, each with a product with the Jacobian and one with its transpose; and the same
+for searches that converged early. These explain the gradient by the directions that it determines best, and the others, which
+they leave as they began, show only after more iterations: on tuning images behind LeNets of sigmoids, twelve gave wrong answers a
+confidence of up to 0.67, and forty of at most 0.47; that of right answers falls by 0.03 to 0.27, and stays above 0.5."""
 MAX_UNSEEN_INFLUENCE = 1e-6
 """Largest derivative that counts as zero, relative to the largest one of the example. It allows for rounding errors."""
 
@@ -28,10 +33,13 @@ class Posterior:
 
     With J the Jacobian of the residuals at x, its covariance is (J^T J / variance + 1 / PRIOR_VARIANCE)^-1.
     residuals: function of x. variance: noise variance of each residual, 0-d. iterations: of conjugate gradients, at most.
+    until: time on the clock `perf_counter` after which an iteration raises TimeoutError.
     """
 
-    def __init__(self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS) -> None:
-        self.x, self.iterations = x, iterations
+    def __init__(
+        self, residuals: Residuals, x: Tensor, variance: Tensor, iterations: int = CG_ITERATIONS, *, until: float = inf
+    ) -> None:
+        self.x, self.iterations, self.until = x, iterations, until
         self.share = variance / PRIOR_VARIANCE
         self.left, self.pull = vjp(residuals, x)[:2]
         # multiply by J through a double vjp, since forward mode takes a second to load, and warns
@@ -64,6 +72,8 @@ class Posterior:
 
     def _apply_curvature(self, v: Tensor) -> Tensor:
         """Return the product of v with the inverse of the covariance, times `variance`."""
+        if perf_counter() > self.until:
+            raise TimeoutError
         bent: Tensor = self.pull(self.push(v))[0]
         return bent + self.share * v
 

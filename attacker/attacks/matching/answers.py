@@ -41,6 +41,7 @@ def build_answer(
     steps: int,
     seconds: float,
     interrupted: bool,
+    judged_until: float,
 ) -> Reconstruction:
     """Return the reconstruction of case i, with its confidence, from its best search result.
 
@@ -49,12 +50,13 @@ def build_answer(
     rng:     its seed determines the random estimates on which the confidence is based.
     seconds: time that the search took per case, to which the time that this function takes is added. interrupted: whether the
              user interrupted the search.
+    judged_until: time on the clock `perf_counter` at which a confidence that is not yet estimated becomes undecided.
     """
     started, case = perf_counter(), batch.cases[i]
     assert best.z is not None
     assert best.labels is not None
     x, y = batch.decode_answer(i, best.z, best.labels)
-    judged = _judge(batch, i, best, fitted, rng, len(x), interrupted)
+    judged = _judge(batch, i, best, fitted, rng, len(x), judged_until)
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
@@ -108,31 +110,31 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 
 
 def _judge(
-    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, interrupted: bool
+    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, until: float
 ) -> ConfidenceEstimates:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
-    For a null, the probability follows from the data and the number of examples alone.
+    For a null, the probability follows from the data and the number of examples alone. The best result of a search that was
+    interrupted is judged as that of a finished one. If this is interrupted as well, the confidence is undecided.
     best: the best search result. fitted: as in `build_answer`. examples: number of examples of the answer. rng: its seed
-    determines random estimates. interrupted: whether the user interrupted the search.
+    determines random estimates. until: as `judged_until` of `build_answer`.
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
     route = "joint over rounds" if len(fitted[0].views) > 1 else _name_route(batch, best)
     try:
-        return judge_search(_describe_search(batch, i, best, fitted, rng, examples, interrupted), route)
+        return judge_search(replace(_describe_search(batch, i, best, fitted, rng, examples), until=until), route)
     except KeyboardInterrupt:
         return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 
 
 def _describe_search(
-    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, interrupted: bool
+    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int
 ) -> SearchAnswer:
     """Return the answer to case i with the facts about its search from which `judge_search` estimates the confidence in it.
 
     best: the best search result. fitted: as in `build_answer`. examples: number of examples of the answer. rng: its seed
-    determines the random estimates of `judge_search`. interrupted: whether the user interrupted the search, so that the
-    confidence is undecided.
+    determines the random estimates of `judge_search`.
     """
     assert best.z is not None
     assert best.labels is not None
@@ -143,11 +145,10 @@ def _describe_search(
         compared=tuple(_build_comparison(view, fitted[1], y, best.z) for view in fitted[0].views),
         data=batch.data,
         model=batch.model,
-        evaluations=best.evaluations,
         kept_evaluations=len(best.history) * batch.attack.search.optimiser.period + best.polished,
         linked=batch.links[i].confidence,
         rng=seed_generator(rng, batch.cases[i], "confidence"),
-        unfamiliar="the search was interrupted" if interrupted else _explain_uncalibrated(batch),
+        unfamiliar=_explain_uncalibrated(batch),
         given_up=best.given_up,
         drift=partial(_measure_drift, *fitted, x, y, best.z),
         adaptive=batch.cases[i].observations[0].training.optimiser != "sgd",

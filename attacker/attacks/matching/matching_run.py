@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from math import inf
 from time import perf_counter
 
 import torch
@@ -35,6 +36,8 @@ MIN_STEP_EFFECT = 0.03
 effect at which that search had a lower PSNR, on one client with tuning images and four steps."""
 FITTING_SHARE = 0.3
 """Share of the gradient evaluations of a search in which examples are fitted to orders of the clients' examples, see `Polish`."""
+JUDGING_SECONDS = 15.0
+"""Time in seconds for the confidence in all answers of searches that were interrupted."""
 
 
 class MatchingRun:
@@ -93,11 +96,24 @@ class MatchingRun:
                 self._save(restart)
 
     def build_answers(self) -> list[Reconstruction]:
-        """Return the reconstructions of all cases from the best results so far."""
+        """Return the reconstructions of all cases from the best results so far.
+
+        After an interruption, estimates of their confidence have JUDGING_SECONDS together, since workers that do not end are
+        killed.
+        """
         seconds = (perf_counter() - self.started) / len(self.cases)
+        until = perf_counter() + JUDGING_SECONDS if self.interrupted else inf
         return [
             build_answer(
-                self.batch, i, best, fitted, self.rng, steps=self.steps, seconds=seconds, interrupted=i in self.interrupted
+                self.batch,
+                i,
+                best,
+                fitted,
+                self.rng,
+                steps=self.steps,
+                seconds=seconds,
+                interrupted=i in self.interrupted,
+                judged_until=until,
             )
             for i, (best, fitted) in enumerate(zip(self.best, self.fitted, strict=True))
         ]

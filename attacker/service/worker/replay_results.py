@@ -6,12 +6,14 @@ from typing import Any
 from attacker.replay.progress import Watch
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import is_done
+from attacker.scoring.states import read_case
 from attacker.service.jobs.job import ReplaySummary
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter
 
 CHECKPOINT_SECONDS = 20.0
 """Seconds between two checkpoints, the most that is lost if the service is killed."""
+STOPPED_CASES = "cases whose search was stopped, with its best result so far, from which a repeated job continues"
 MAX_MESSAGES = 500
 """Largest number of reasons and of notes in a result; the files hold all of them."""
 MAX_MESSAGE = 300
@@ -42,13 +44,17 @@ def count_done(replay: Replay) -> int:
 def run_replay(replay: Replay, watch: Watch, summaries: list[ReplaySummary]) -> ReplayResult:
     """Run one replay of a job, add its results to `summaries`, and return what was done.
 
-    watch: callback for the progress. After an interruption, the results so far are added before KeyboardInterrupt is raised.
+    watch: callback for the progress. After an interruption, the results so far are added before KeyboardInterrupt is raised, with
+    a note of how many searches were stopped.
     """
     before = count_done(replay)
     try:
         replayed = replay.run(watch)
     except KeyboardInterrupt:
-        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)))
+        stopped = sum(read_case(replay.folder, case.key)[1] == "interrupted" for case in replay.plan.cases)
+        done = count_done(replay) - before
+        notes = [f"{STOPPED_CASES}: {stopped}"] if stopped else []
+        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=done, skipped=before, notes=notes)))
         raise
     summaries.append(_make_result(replay, replayed))
     return replayed

@@ -55,6 +55,16 @@ def test_an_unstated_normalisation_is_a_finding_and_no_silence(tmp_path: Path, m
     assert "mean and std" in found.advice
 
 
+@pytest.mark.parametrize("stated", ["", ", mean = [0.5], std = [0.5]"])
+def test_images_that_clients_standardise_one_by_one_are_a_finding_that_blames_no_setting(tmp_path: Path, stated: str) -> None:
+    image = torch.tensor(load_digits().images[0] / 16)
+    mean, std = float(image.mean()), float(image.std(correction=0))
+    found = list_rules(audit_step(tmp_path, mean=mean, std=std, stated=stated))
+    assert "normalisation-misstated" not in found
+    assert found["partly-leaked"].grade == "serious"
+    assert "up to their brightness and contrast" in found["partly-leaked"].title
+
+
 def test_exact_images_that_fill_the_range_of_another_normalisation_are_a_finding(tmp_path: Path) -> None:
     """By the mean and std of MNIST, digits that clients left between 0 and 1 are pale, with all values inside 0 to 1."""
     found = list_rules(audit_step(tmp_path, mean=0.0, std=1.0, stated=", mean = [0.1307], std = [0.3081]"))

@@ -129,7 +129,9 @@ def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code
     assert "imported only with your permission: if you trust it, repeat the command with --model their_net:net" in words(refused)
     refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
     assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
-    result = bring(*files, "", "--model", "their_net:net", settings=settings)
+    nameless = settings.replace('model = "their_net:net"\n', "")
+    assert nameless != settings
+    result = bring(*files, "", "--model", "their_net:net", settings=nameless)
     assert result.exit_code == 0, result.stderr
     assert "--attack cpl --model their_net:net" in " ".join(result.stdout.split())
     o = read_observation(tmp_path)

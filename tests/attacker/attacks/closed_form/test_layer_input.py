@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seeded
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
 from attacker.attacks.closed_form import layer_input as route
 from attacker.attacks.closed_form.observations import observe as observed
 from attacker.attacks.matching.smooth_images import build_smooth_spread
+from attacker.attacks.timing import time_call
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
@@ -168,6 +170,25 @@ def test_no_search_continues_from_the_answer(observe: Observe, monkeypatch: pyte
     one, _, _ = make_case(observe, plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
     assert (found.route, found.iterations) == ("layer_input", 0)
+
+
+def build_wide() -> Net:
+    """Return the network with a large hidden layer, whose gradient takes much longer than an iteration."""
+    net = Net()
+    net.fc1, net.fc2 = nn.Linear(16 * 4 * 4, 4000), nn.Linear(4000, 10)
+    return net
+
+
+def test_the_time_of_an_iteration_is_that_of_the_search(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _ = make_case(observe, build_wide)
+
+    def time_attack(steps: int) -> float:
+        monkeypatch.setattr(route, "STAGE_STEPS", (steps, steps))
+        return min(time_call(lambda: exact(route="layer_input", fallback="none")([one], rng=seeded()), "cpu") for _ in range(2))
+
+    took = (time_attack(110) - time_attack(10)) / 200
+    measured = min(exact(fallback="none").time_evaluation(one) for _ in range(3))
+    assert 0.5 < measured / took < 2
 
 
 def test_a_network_without_convolutions_is_refused_with_the_reason(observe: Observe) -> None:

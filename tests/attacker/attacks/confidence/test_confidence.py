@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimates
+from attacker.attacks.matching import matching_run
 from attacker.attacks.optimisers.descent import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording.codec import encode
 
 Make = Callable[..., tuple[Case, Tensor, Tensor]]
 LOW_CONFIDENCE = 0.2
@@ -27,6 +29,30 @@ def test_short_search_has_low_confidence(image_case: Make) -> None:
         for found, (_, x, _) in zip(attack(cases, rng=seeded()), (image_case(i) for i in range(3)), strict=True):
             assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.02
             assert float(found.confidence[0]) < LOW_CONFIDENCE
+
+
+def test_closed_form_of_pure_noise_has_low_confidence(observe: Callable[..., object]) -> None:
+    """The route `linear` returns the direction of the largest singular value, which explains almost nothing of noise."""
+    model, data = ModelSpec(name="mlp", arguments={"hidden": (16,)}), DataSpec(shape=(3, 32, 32), num_classes=10)
+    one = torch.rand(1, 3, 32, 32, generator=seeded()), torch.tensor([1])
+    seen, rng, routes = observe(one, model=model, data=data), seeded(), []
+    for _ in range(6):
+        noise = {name: torch.randn(u.shape, generator=rng) for name, u in seen.update.items()}
+        (found,) = exact(fallback="none")([Case((replace(seen, payload=encode(noise)),))], rng=seeded())
+        assert float(found.confidence[0]) < 0.05
+        routes.append(found.route)
+    assert "linear" in routes
+
+
+def test_a_certain_example_is_likely_although_the_gradient_is_of_another_loss() -> None:
+    """Label smoothing or a wrong learning rate leave most of a gradient unexplained, also by the right example."""
+    x, data = torch.rand(1, 3, 16, 16, generator=seeded()), DataSpec(shape=(3, 16, 16), num_classes=10)
+    certain, uncertain = (
+        float(estimates.judge_closed_form("linear", x, 0.99, torch.tensor([stays]), data, 1).confidence[0])
+        for stays in (1.0, 0.1)
+    )
+    assert certain > 0.9
+    assert uncertain < 0.05
 
 
 def test_two_epochs_on_one_batch_get_low_confidence(observe: Callable[..., object]) -> None:
@@ -47,6 +73,36 @@ def _epochs(seen: object) -> object:
     """Return an observation of two steps on one batch, declared as two epochs."""
     training = replace(seen.training, steps=None, epochs=2)
     return replace(seen, training=training, num_examples=seen.num_examples // 2)
+
+
+def stop(done: int, total: int, message: str) -> None:
+    """Interrupt a search when two thirds of its steps are done."""
+    if done >= 2 * total / 3:
+        raise KeyboardInterrupt
+
+
+def test_a_search_that_was_interrupted_is_judged_by_its_best_result(image_case: Make) -> None:
+    case, x, _ = image_case(0)
+    (found,) = inverting_gradients(steps=600, give_up=0.0)([case], rng=seeded(), progress=stop)
+    assert found.interrupted
+    assert float((found.x.clamp(0, 1) - x).square().mean()) < 0.009
+    assert float(found.confidence[0]) > 0.5
+    wrong, x, _ = image_case(1)
+    (failed,) = inverting_gradients(steps=6, give_up=0.0)([wrong], rng=seeded(), progress=stop)
+    assert failed.interrupted
+    assert float((failed.x.clamp(0, 1) - x).square().mean()) > 0.02
+    assert float(failed.confidence[0]) < LOW_CONFIDENCE
+
+
+def test_confidence_of_an_interrupted_search_is_undecided_if_its_curvature_takes_too_long(
+    image_case: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching_run, "JUDGING_SECONDS", 0.0)
+    case, _, _ = image_case(0)
+    stopped, finished = (inverting_gradients(steps=60)([case], rng=seeded(), progress=watch)[0] for watch in (stop, None))
+    assert isnan(float(stopped.confidence[0]))
+    assert any("takes too long" in note for note in stopped.notes)
+    assert not any("takes too long" in note for note in finished.notes)
 
 
 def test_repeated_answer_has_undecided_confidence(observe: Callable[..., object]) -> None:

@@ -165,6 +165,24 @@ def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely(obs
     assert float((found.x - grey).square().mean()) < 0.009
 
 
+def flat() -> nn.Module:
+    """Return a LeNet of sigmoids with the weights that PyTorch draws, whose gradient hardly depends on details of the image."""
+    layers = [nn.Conv2d(3 if i == 0 else 12, 12, 5, stride=stride, padding=2) for i, stride in enumerate((2, 2, 1))]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.Sigmoid())), nn.Flatten(), nn.Linear(768, 10))
+
+
+def test_a_search_that_converged_early_is_not_likely_if_the_gradient_leaves_much_open(observe: Callable[..., object]) -> None:
+    """Its answers explain all but 1e-8 of the gradient after 40 evaluations, and are wrong by twice what counts as recovered."""
+    models.admit(f"{__name__}:flat", "flat-for-confidence")
+    x, y = draw_smooth_images(4, 32)
+    model, data = ModelSpec(name="flat-for-confidence"), DataSpec(shape=(3, 32, 32), num_classes=10)
+    weights = {name: p.detach() for name, p in models.build(model, data, seed=1).named_parameters()}
+    cases = [Case((observe((x[i : i + 1], y[i : i + 1]), model=model, data=data, weights=weights),)) for i in range(4)]
+    for i, found in enumerate(cpl(steps=100, restarts=1)(cases, rng=seeded())):
+        assert float((found.x.clamp(0, 1) - x[i]).square().mean()) > 0.009
+        assert not float(found.confidence[0]) >= 0.5
+
+
 @pytest.mark.parametrize("attack", [exact(fallback="none"), inverting_gradients(steps=400)])
 @pytest.mark.parametrize(("shift", "standardised"), [(0.0, True), (0.05, False)])
 def test_images_that_are_standardised_by_their_own_mean_are_undecided(

@@ -29,6 +29,7 @@ from attacker.service.worker.execution import run_job
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter, make_preview_path
 from attacker.service.worker.preview_files import read as read_preview
+from attacker.service.worker.replay_results import STOPPED_CASES
 from fedsim.recording import Recording
 from fedsim.recording.files import hold_lock, read_json_lines
 
@@ -147,6 +148,7 @@ def test_an_interrupt_keeps_the_best_so_far(task: JobTask, run: Path) -> None:
     found = answers(run / "reconstructions" / part.source)
     assert len(found) == 3
     assert all(one.interrupted and 0 < one.iterations < 1000 for one in found.values())
+    assert part.notes == (f"{STOPPED_CASES}: 3",)
 
 
 @pytest.mark.parametrize(
