@@ -101,14 +101,12 @@ def _answer(observed: StackedObservations, i: int, rng: Generator) -> ClosedForm
     It has no examples if the last layer's gradient is zero, or if the features read from this gradient do not explain it.
     """
     if not bool(observed.gradient[models.find_head(observed.model, observed.data)[0]][i].any()):
-        return _build_empty_answer(
-            observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
-        )
+        zero = "the last layer's gradient, from which features are computed, is zero or was not sent"
+        return ClosedFormAnswer.without_examples(observed.data, "features", zero)
     read = _read_head_features(observed, i, rng)
     if read.misfit > MAX_MISFIT:
-        return _build_empty_answer(
-            observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained"
-        )
+        unexplained = f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained"
+        return ClosedFormAnswer.without_examples(observed.data, "features", unexplained)
     spread = build_smooth_spread(observed.data)
     made = _build_features(observed, i)
     each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
@@ -121,10 +119,6 @@ def _answer(observed: StackedObservations, i: int, rng: Generator) -> ClosedForm
     return ClosedFormAnswer(
         x, read.labels.to(x.device), "features", doubts=_list_doubts(read, free), determined=1 - free, likeliest=True
     )
-
-
-def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
 
 
 def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:

@@ -191,13 +191,15 @@ def _answer(observed: StackedObservations, layer: HiddenLayer, i: int, rng: Gene
     """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
-        return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, f"the gradient of {layer.name} is zero")
     h = bias @ weight / bias.square().sum()
     if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
-        return _build_empty_answer(observed, f"the gradient of {layer.name} does not have rank one, as that of one example has")
+        reason = f"the gradient of {layer.name} does not have rank one, as that of one example has"
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, reason)
     zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
-        return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so probably no ReLU precedes it")
+        reason = f"hardly any input of {layer.name} is zero, so probably no ReLU precedes it"
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, reason)
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
@@ -272,7 +274,3 @@ def _search(
 
 def _compute_relative_error(simulated: Tensor, observed: Tensor) -> Tensor:
     return (simulated - observed).square().sum() / observed.square().sum()
-
-
-def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), ROUTE_NAME, (why,))

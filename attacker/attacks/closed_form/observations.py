@@ -285,6 +285,11 @@ class ClosedFormAnswer:
     final: bool = False
     open_question: str = ""
 
+    @classmethod
+    def without_examples(cls, data: DataSpec, route: str, *notes: str) -> "ClosedFormAnswer":
+        """Return an answer without examples. notes: the reasons."""
+        return cls(torch.zeros(0, *data.shape), torch.zeros(0, dtype=torch.long), route, notes)
+
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:
     """Stack the first observation of each case. Raises ValueError if a gradient is zero, or has NaN or infinite values.
