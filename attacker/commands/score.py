@@ -137,7 +137,7 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
     found = False
     for spec, group in groupby(rows, key=lambda row: row.spec):
-        cases = count_cases(group)
+        cases = count_cases({row.case: row.state for row in group})
         if left := count_unfinished(cases):
             found = True
             message = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"

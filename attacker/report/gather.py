@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from shlex import join
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,8 @@ from attacker.report.growth import gather_growth
 from attacker.report.hints import (
     Hint,
     Record,
-    describe_missing_null,
-    describe_missing_truth,
-    describe_unreplayed,
     list_unfinished,
     make_replay_command,
-    make_score_command,
 )
 from attacker.report.linked_cases import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
@@ -77,7 +74,8 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     if all_metadata or scores:
         hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
     else:
-        hints.append(describe_unreplayed(requested, recording.manifest.model.name))
+        command = make_replay_command(requested, model=recording.manifest.model.name)
+        hints.append(Hint("No attack was replayed on this recording yet.", command))
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -200,7 +198,7 @@ def _read_attack(
         oracles=tuple(settings["oracles"]),
         withheld=tuple(settings.get("withheld", ())),
         cases=None if states is None else len(states),
-        states=count_cases(rows) if states is None else Counter(states.values()),
+        states=count_cases({row.case: row.state for row in rows}) if states is None else Counter(states.values()),
         examples=tuple(_make_example(row, pairs) for row in rows if row.state != "waiting"),
         losses=() if settings["null"] else _read_losses(folder / "reconstructions" / source, hints),
         linked=linked_cases,
@@ -293,6 +291,7 @@ def _list_hints(
     whether the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
     scored = {(row.source, row.case): row.state for row in scores}
+    score = join(["attacker", "score", str(folder)])
     undone = [
         hint
         for source, metadata in all_metadata.items()
@@ -301,16 +300,16 @@ def _list_hints(
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},
             replay=make_replay_command(recording, metadata),
-            score=make_score_command(folder) if truth or scores else "",
+            score=score if truth or scores else "",
         )
     ]
     if not truth and not scores:
-        undone.append(describe_missing_truth(folder))
+        missing = "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:"
+        undone.append(Hint(missing, f"{score} --truth FOLDER"))
     for attack in attacks:
         metadata = all_metadata.get(
             attack.source, {"attack": attack.attack, "spec": attack.spec, "seed": attack.seed, "oracles": attack.oracles}
         )
-        null = bool(attack.null) or not attack.summary
-        if not null:
-            undone.append(describe_missing_null(recording, metadata))
+        if attack.summary and not attack.null:
+            undone.append(Hint(f"{metadata['spec']} has no scored null.", make_replay_command(recording, metadata)))
     return undone

@@ -9,6 +9,7 @@ A case is the observations that are attacked together: one round of a client, or
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.recording.files import read_json_lines, update_json_lines
 from fedsim.recording.safe_files import parse_json
@@ -33,8 +34,7 @@ class CaseGrowth:
     recovered: int
 
 
-@dataclass(frozen=True)
-class GrowthPoint:
+class GrowthPoint(NamedTuple):
     """The share of examples recovered from a number of rounds, or a bound on this share, in [0, 1]."""
 
     rounds: int
