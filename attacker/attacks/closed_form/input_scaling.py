@@ -65,9 +65,9 @@ def measure_scaling(model: nn.Module, state: Mapping[str, Tensor], chain: Chain,
     except Exception as error:  # a user's network may fail in any way
         raise NotAChain(f"its code fails on an example of zeros or ones: {type(error).__name__}: {error}") from error
     low, high, middle = (given[0].reshape(shape) for given, _ in seen[first.name])
-    found = InputScaling(high - low, low)
-    if not found.maps(probe, middle):
+    scaling = InputScaling(high - low, low)
+    if not scaling.maps(probe, middle):
         raise NotAChain("its code changes the inputs before the first layer, and not by a scale and a shift of each value")
-    if not found.is_invertible:
+    if not scaling.is_invertible:
         raise NotAChain("its code sets values of the inputs to constants, so that they cannot be computed from the first layer's")
-    return found
+    return scaling

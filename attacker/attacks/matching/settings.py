@@ -191,7 +191,7 @@ class MatchingSettings:
         parts: dict[str, Any] = {}
         for part in COMPONENT_NAMES:
             known = {field.name for field in fields(getattr(self, part))}
-            own = {name: settings.pop(name) for name in known & set(settings)}
-            if own:
-                parts[part] = replace(settings.pop(part, getattr(self, part)), **own)
+            of_part = {name: settings.pop(name) for name in known & set(settings)}
+            if of_part:
+                parts[part] = replace(settings.pop(part, getattr(self, part)), **of_part)
         return replace(self, **settings, **parts)

@@ -73,9 +73,9 @@ class SolvedBottleneck:
         rows = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
         expected = self._compute_mean_errors({**buffers, **weights}, x, y)
         errors = _solve_errors(rows, torch.cat([observed[weight], observed[bias][:, None]], dim=1), expected)
-        (found,) = pull_back(errors @ weights[weight])
-        made = errors.T @ rows
-        return {**found, weight: made[:, :-1], bias: made[:, -1]}
+        (earlier,) = pull_back(errors @ weights[weight])
+        encoder_gradient = errors.T @ rows
+        return {**earlier, weight: encoder_gradient[:, :-1], bias: encoder_gradient[:, -1]}
 
     def _compute_mean_errors(self, state: Weights, x: Tensor, y: Tensor) -> Tensor:
         """Return the errors (N, M) that examples have if the bottleneck draws its means; state: weights and buffers."""
@@ -90,8 +90,8 @@ class SolvedBottleneck:
                 handle.remove()
             return value if penalty is None else value + penalty
 
-        found: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
-        return found
+        errors: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
+        return errors
 
 
 def find_solved_bottleneck(

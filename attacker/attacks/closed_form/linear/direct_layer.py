@@ -61,10 +61,10 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
     The layer is found by forward passes of three examples, one by one, at the weights and buffers that the server sent. None also
     if the network fails in one of them. For a batch, a pass has two copies of the example.
     """
-    passed, data = InputRecorder(observed, i, copies=1 if observed.examples == 1 else 2), observed.data
+    network, data = InputRecorder(observed, i, copies=1 if observed.examples == 1 else 2), observed.data
     probe = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     try:
-        low, high, middle = (passed.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))
+        low, high, middle = (network.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))
     except Exception:  # a user's network may fail in any way, which the search reports
         return None
     for name in low:
@@ -130,17 +130,17 @@ def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: i
         uniform=narrow,
         shares_direction=narrow,
     )  # fmt: skip
-    found = recover_from_layer(gradient, observed.examples, rng)
-    kept = (found.certainty > SINGLE_NEURON_CERTAINTY) | gradient.is_eight_bit(found.x)
+    recovered = recover_from_layer(gradient, observed.examples, rng)
+    kept = (recovered.certainty > SINGLE_NEURON_CERTAINTY) | gradient.is_eight_bit(recovered.x)
     if not bool(kept.any()):
-        return ClosedFormAnswer.without_examples(observed.data, "linear", found.note or NOTHING_DIRECT)
-    inputs = found.x[kept]
+        return ClosedFormAnswer.without_examples(observed.data, "linear", recovered.note or NOTHING_DIRECT)
+    inputs = recovered.x[kept]
     x = layer.restore_examples(inputs, observed.data)
     y, explained = _choose_labels(observed, layer, x, _solve_output_gradients(gradient.rows, inputs))
     y, missed = _correct_labels(observed, i, x, y)
-    sure = explained | gradient.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
-    certainty = found.certainty[kept].masked_fill(~sure, torch.nan)
-    return ClosedFormAnswer(x, y, "linear", notes=(found.note,) if found.note else (), stays=certainty)
+    certain = explained | gradient.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
+    certainty = recovered.certainty[kept].masked_fill(~certain, torch.nan)
+    return ClosedFormAnswer(x, y, "linear", notes=(recovered.note,) if recovered.note else (), stays=certainty)
 
 
 def _solve_output_gradients(rows: Tensor, inputs: Tensor) -> Tensor:
@@ -167,11 +167,11 @@ def _choose_labels(observed: StackedObservations, layer: DirectLayer, x: Tensor,
         return y, explained
     for k, part in enumerate(gradients):
         known = ~part.isnan()
-        each, own = every[:, k, known], part[known]
-        units = torch.nn.functional.normalize(each, dim=1)
-        gaps = (units - own / own.norm().clamp(min=1e-300)).norm(dim=1)
+        of_labels, part_known = every[:, k, known], part[known]
+        units = torch.nn.functional.normalize(of_labels, dim=1)
+        gaps = (units - part_known / part_known.norm().clamp(min=1e-300)).norm(dim=1)
         y[k] = gaps.argmin()
-        values = torch.linalg.svdvals(each)
+        values = torch.linalg.svdvals(of_labels)
         varied = len(values) > 1 and float(values[1]) > MAX_TURNED * float(values[0])
         explained[k] = varied and float(gaps.min()) <= MAX_TURNED
     return y, explained
