@@ -52,10 +52,10 @@ def get_criterion(name: str) -> Judge:
     "gradient" is the relative distance between the answer's gradient and the observed one. Raises ValueError for other names.
     """
     if name == "gradient":
-        return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
+        return lambda answer, i, observed: observed.measure_misfit(i, answer.x.to(observed.device), answer.y.to(observed.device))
     if name not in CRITERIA:
         raise ValueError(f"unknown criterion {name!r}. Known: {', '.join([*CRITERIA, 'gradient'])}")
-    return lambda found, i, observed: float(CRITERIA[name](found.x).mean().nan_to_num(nan=float("inf")))
+    return lambda answer, i, observed: float(CRITERIA[name](answer.x).mean().nan_to_num(nan=float("inf")))
 
 
 @dataclass(kw_only=True)

@@ -254,11 +254,11 @@ class _WrittenAdjoints:
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 
         def compute_error(logits: Tensor, *own: Tensor) -> Tensor:
-            found: Tensor = grad(lambda z: problems * self.loss(z, own[0] if own else labels))(logits)
-            return found
+            error: Tensor = grad(lambda z: problems * self.loss(z, own[0] if own else labels))(logits)
+            return error
 
-        found, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
-        return found, back
+        error, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
+        return error, back
 
     def _backpropagate(self, last: Tensor, passed: _PassValues) -> list[Tensor]:
         errors = [last]
@@ -267,12 +267,12 @@ class _WrittenAdjoints:
         return errors[::-1]
 
     def _compute_gradient(self, passed: _PassValues, problems: int) -> Gradient:
-        found = {}
+        gradient = {}
         for layer, known, arranged, error in zip(self.layers, self.chain, passed.inputs, passed.errors, strict=True):
-            found[known.weight] = layer.compute_weight_gradient(arranged, error)
+            gradient[known.weight] = layer.compute_weight_gradient(arranged, error)
             if known.bias is not None:
-                found[known.bias] = layer.compute_bias_gradient(error, problems)
-        return found | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in found}
+                gradient[known.bias] = layer.compute_bias_gradient(error, problems)
+        return gradient | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in gradient}
 
     def _pull_back(
         self, v: Gradient, passed: _PassValues, of_loss: Callable[[Tensor], tuple[Tensor, ...]], shape: torch.Size

@@ -69,10 +69,10 @@ def match_images(
     )
     start = network.encode(x)[0].detach()
     count = steps or STEPS
-    found = descend(
+    minima = descend(
         project_onto_ball(start, radius) if inside else start, problems, chosen, count, Stop(patience=count, decrease=0.0)
     )
-    return network.decode(torch.stack(found.z), labels)
+    return network.decode(torch.stack(minima.z), labels)
 
 
 def measure_distance(generated: Tensor, x: Tensor, metric: Lpips | None) -> Tensor:

@@ -183,8 +183,8 @@ def compute_loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
     The loss is the mean squared error of images plus LABEL_WEIGHT times the cross-entropy of labels. output: of the network.
     x, y: the examples (N, B, *shape) and labels (N, B).
     """
-    found, logits = _split(output, tuple(x.shape[2:]))
-    pairs = (found[:, :, None] - x[:, None]).flatten(3).square().mean(dim=3)
+    images, logits = _split(output, tuple(x.shape[2:]))
+    pairs = (images[:, :, None] - x[:, None]).flatten(3).square().mean(dim=3)
     pairs = pairs - LABEL_WEIGHT * logits.log_softmax(dim=2).gather(2, y[:, None].expand(-1, y.shape[1], -1))
     orders = torch.tensor(list(permutations(range(x.shape[1]))), device=x.device)
     each = pairs[:, torch.arange(x.shape[1], device=x.device)[None], orders].mean(dim=2)

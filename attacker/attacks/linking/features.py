@@ -193,12 +193,12 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
     c, minimum = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
     for _ in range(MAX_ITERATIONS):
         a = counts[:, None] * (p - one_hot) / size
-        found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
-        p = system.compute_probabilities(found)
-        left = (counts[:, None] * (p - one_hot) / size).T @ found - system.target
+        solution = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
+        p = system.compute_probabilities(solution)
+        left = (counts[:, None] * (p - one_hot) / size).T @ solution - system.target
         misfit = float(left.norm() / system.target.norm().clamp(min=1e-300))
         if misfit < minimum:
-            c, gain, minimum = found, minimum - misfit, misfit
+            c, gain, minimum = solution, minimum - misfit, misfit
             if gain < 1e-3 * minimum or minimum < 1e-9:
                 break
     return c, minimum

@@ -111,14 +111,14 @@ def link(
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
     costs = compute_pair_costs(rounds, rule=rule)
     ends = [len(description.labels) % batch_size != 0 for description in rounds]
-    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
-    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, min_certainty)
+    passes = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
+    example, sure, doubtful = _number_examples(costs, passes, len(rounds), matching, min_certainty)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
     places = tuple(example.split([len(description.labels) for description in rounds]))
     labels = _vote_labels(torch.cat([description.labels for description in rounds]), example)
-    epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
-    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
+    epochs = tuple(sum(start <= number for start in passes.starts) for number in range(len(rounds)))
+    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, passes, batch_size, places, doubtful))
 
 
 def _number_examples(

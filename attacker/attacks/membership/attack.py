@@ -99,8 +99,8 @@ class Membership:
 
     def _score(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None) -> list[list[Tensor]]:
         """Return for each case the scores (P,) of the candidates, once per group of rounds with the same examples."""
-        found = self.fit(cases, pool, rng, progress)
-        return [[combine([found[o.key] for o in group]) for group in _split_rounds(case)] for case in cases]
+        coefficients = self.fit(cases, pool, rng, progress)
+        return [[combine([coefficients[o.key] for o in group]) for group in _split_rounds(case)] for case in cases]
 
     def _name(self, case: Case, pool: Pool, scores: Sequence[Tensor], rng: Generator, seconds: float) -> Reconstruction:
         """Return a reconstruction that consists of the candidates with the highest scores.

@@ -44,15 +44,15 @@ def _are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> boo
 
 def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iterator[tuple[Chosen, list[Observation]]]:
     """Yield pairs of chosen coordinates and the observations for which these are chosen. observations: of one model."""
-    found: list[tuple[Chosen, list[Observation]]] = []
+    groups: list[tuple[Chosen, list[Observation]]] = []
     for observation in observations:
         chosen = choose_values([observation], rng)
-        own = next((group for other, group in found if _are_equal(other, chosen)), None)
-        if own is None:
-            found.append((chosen, [observation]))
+        same_values = next((group for other, group in groups if _are_equal(other, chosen)), None)
+        if same_values is None:
+            groups.append((chosen, [observation]))
         else:
-            own.append(observation)
-    yield from found
+            same_values.append(observation)
+    yield from groups
 
 
 def choose_values(observations: Sequence[Observation], rng: Generator) -> dict[str, Tensor]:

@@ -243,7 +243,9 @@ def descend(
     checkpoint: callback that may save the state, called after the same iterations, see `Checkpoint`.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it.
     """
-    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
+    active, minima, stepper = (
+        _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
+    )
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
     try:
         while active.iteration < steps:
@@ -251,10 +253,10 @@ def descend(
             finished = _find_ended(active, stop, enough)
             hopeless = ~finished & _find_hopeless(active, stop, problems, per_problem, steps)
             for i in active.ids[hopeless].tolist():
-                found.given_up[i] = True
+                minima.given_up[i] = True
             finished |= hopeless | (active.iteration == steps)
             if finished.any():
-                _store_results(active, finished, found)
+                _store_results(active, finished, minima)
                 rows = torch.nonzero(~finished).flatten()
                 if not len(rows):
                     break
@@ -265,12 +267,12 @@ def descend(
                 left = f"{len(active.ids)} of {len(z)} left"
                 progress(active.iteration, steps, f"{left}, loss {float(active.best.median()):.3g}")
             if checkpoint is not None:
-                checkpoint(lambda: _collect_state(active, found, stepper))
+                checkpoint(lambda: _collect_state(active, minima, stepper))
     except KeyboardInterrupt:
         for i in active.ids.tolist():
-            found.interrupted[i] = True
-        _store_results(active, torch.ones_like(active.best, dtype=torch.bool), found)
-    return found
+            minima.interrupted[i] = True
+        _store_results(active, torch.ones_like(active.best, dtype=torch.bool), minima)
+    return minima
 
 
 def _run_iteration(
@@ -317,27 +319,27 @@ def _find_hopeless(active: _Active, stop: Stop, problems: Problems, per_problem:
     none = torch.zeros_like(active.best)
     floor = none if problems.floor is None else problems.floor[active.ids]
     loss, first = active.best - floor, active.first - floor
-    found = torch.zeros_like(none, dtype=torch.bool)
+    hopeless = torch.zeros_like(none, dtype=torch.bool)
     if isfinite(limit := stop.get_hopeless_loss(active.iteration, steps)):
-        found = loss > limit * first
-        found &= True if problems.least is None else active.best > problems.least[active.ids]
+        hopeless = loss > limit * first
+        hopeless &= True if problems.least is None else active.best > problems.least[active.ids]
     stall = stop.get_stall(active.iteration, steps)
-    if stall is not None and problems.plain is not None and not found.all():
+    if stall is not None and problems.plain is not None and not hopeless.all():
         _, plain = problems.evaluate(problems.plain[active.ids], per_problem, active.iteration / steps)
-        found |= stall.find(loss=loss, earlier=active.history[stall.since - 1] - floor, plain=plain - floor)
-    return found
+        hopeless |= stall.find(loss=loss, earlier=active.history[stall.since - 1] - floor, plain=plain - floor)
+    return hopeless
 
 
-def _store_results(active: _Active, finished: Tensor, found: Minima) -> None:
+def _store_results(active: _Active, finished: Tensor, minima: Minima) -> None:
     history = torch.stack(active.history, dim=1) if active.history else active.best[:, None]
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
-        found.z[i], found.loss[i], found.history[i] = active.best_z[row], loss, history[row]
-        found.iterations[i] = active.iteration
+        minima.z[i], minima.loss[i], minima.history[i] = active.best_z[row], loss, history[row]
+        minima.iterations[i] = active.iteration
 
 
-def _collect_state(active: _Active, found: Minima, stepper: Stepper) -> OptimiserState:
-    parts = {"active": active.get_state(), "found": found.get_state(), "stepper": stepper.get_state()}
+def _collect_state(active: _Active, minima: Minima, stepper: Stepper) -> OptimiserState:
+    parts = {"active": active.get_state(), "found": minima.get_state(), "stepper": stepper.get_state()}
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
 

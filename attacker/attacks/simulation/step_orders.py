@@ -68,11 +68,11 @@ def search_order(
             break
         fitted |= {_identify(order, sizes): (order, one) for order, one in zip(chosen, fit(chosen), strict=True)}
         fits -= len(chosen)
-        best, _ = min(fitted.values(), key=lambda found: found[1].distance)
+        best, _ = min(fitted.values(), key=lambda current: current[1].distance)
         near = list_neighbours(best, sizes, classes)
         _measure_new(near, measure, measured)
-    found = fitted.get(_identify(best, sizes))
-    return found if found is not None else (best, None)
+    current = fitted.get(_identify(best, sizes))
+    return current if current is not None else (best, None)
 
 
 def _climb(start: StepOrder, sizes: Sequence[int], measure: Measure, measured: dict[StepOrder, float], classes: int) -> StepOrder:
@@ -105,16 +105,16 @@ def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: int = 0) ->
     pairs = [(a, b) for a, b in combinations(steps, 2) if a.start // len(order.labels) == b.start // len(order.labels)]
     exchanged = [[(p, q)] for a, b in pairs for p in a for q in b]
     exchanged += [list(zip(a, b, strict=True)) for a, b in pairs if len(a) == len(b) > 1]
-    found = []
+    neighbours = []
     for places in exchanged:
         examples = list(order.examples)
         for p, q in places:
             examples[p], examples[q] = examples[q], examples[p]
-        found.append(replace(order, examples=tuple(examples)))
+        neighbours.append(replace(order, examples=tuple(examples)))
     for index, label in enumerate(order.labels):
         others = [other for other in range(classes) if other != label]
-        found += [replace(order, labels=(*order.labels[:index], other, *order.labels[index + 1 :])) for other in others]
-    return found
+        neighbours += [replace(order, labels=(*order.labels[:index], other, *order.labels[index + 1 :])) for other in others]
+    return neighbours
 
 
 def _identify(order: StepOrder, sizes: Sequence[int]) -> object:

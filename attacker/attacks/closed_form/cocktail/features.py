@@ -102,8 +102,8 @@ def invert_separated(
         (z.grad,) = torch.autograd.grad(loss, [z])
         optimiser.step()
         schedule.step()
-    found: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
-    return found
+    result: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
+    return result
 
 
 def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[Tensor]]:
@@ -115,4 +115,4 @@ def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[T
     single = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     with record_calls(list_linear(observed.model)) as seen:
         run_forward_pass(observed.model, single, observed.data.normalise(x.float()))
-    return {name: [given for given, _ in calls] for name, calls in seen.items()}
+    return {name: [inputs for inputs, _ in calls] for name, calls in seen.items()}

@@ -192,11 +192,11 @@ class _LabelSimulation:
         padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
         valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
         near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
-        found = [
+        norms = [
             self._refine_norm(x, observed, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
         ]
-        minimum = min(missed for _, missed in found)
-        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= minimum + TWIN_TOLERANCE}.values())
+        minimum = min(missed for _, missed in norms)
+        lengths = sorted({round(float(s), 6): s for s, missed in norms if missed <= minimum + TWIN_TOLERANCE}.values())
         candidates = [s.exp() * x for s in torch.stack(lengths)]
         if bounds is not None:
             low_, high_ = (b.double().flatten() for b in bounds)

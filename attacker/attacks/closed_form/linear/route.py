@@ -86,11 +86,11 @@ def choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer | P
         return chain
     direct = find_direct_layer(observed, 0)
     if observed.examples == 1:
-        found = direct or find_patch_layer(observed, 0)
+        layer = direct or find_patch_layer(observed, 0)
     else:
-        found = direct if direct is not None and is_followed_by_relu(observed, direct) else None
-    if found is not None:
-        return found
+        layer = direct if direct is not None and is_followed_by_relu(observed, direct) else None
+    if layer is not None:
+        return layer
     if isinstance(chain, str):
         raise ValueError(f"the closed form 'linear' cannot invert this network: {chain}{observed.search_advice}")
     raise ValueError(

@@ -57,9 +57,9 @@ class DirectionSearch:
         layer has a bias; else None.
         """
         if self.templates is not None and factors.rank >= MIN_MODULUS_BATCH:
-            found = find_directions(factors, self.templates, forward, self.rng, constant=constant)
-            if found is not None or factors.rank > MAX_SAMPLED_BATCH:
-                return found
+            directions = find_directions(factors, self.templates, forward, self.rng, constant=constant)
+            if directions is not None or factors.rank > MAX_SAMPLED_BATCH:
+                return directions
         return search_directions(factors, forward, self.rng, samples=self.samples, constant=constant)
 
 

@@ -89,12 +89,12 @@ class LayerSystem:
 
     def _apply_unscaled(self, x: Tensor) -> EquationValues:
         columns = unfold(self.layer, apply_maps(self.layer.before, x))
-        given = (self.weight @ columns).reshape(len(x), *self.layer.product_outputs)
-        return EquationValues(apply_maps(self.layer.after, given), self.k @ columns.mT)
+        outputs = (self.weight @ columns).reshape(len(x), *self.layer.product_outputs)
+        return EquationValues(apply_maps(self.layer.after, outputs), self.k @ columns.mT)
 
     def _apply_transpose(self, rows: EquationValues) -> Tensor:
-        given = apply_transposed_maps(self.layer.after, rows.weights, self.layer.product_outputs)
-        columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
+        products = apply_transposed_maps(self.layer.after, rows.weights, self.layer.product_outputs)
+        columns = self.weight.mT @ products.reshape(len(products), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
         return apply_transposed_maps(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
     def compute_gradient_below(self) -> Tensor:
