@@ -35,8 +35,8 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
     declared = None
     if scorer is not None and isinstance(accounted, int | float) and recording.list_rounds() and _has_gaussian_noise(recording):
         declared = float(accounted)
-    found = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
-    if found is None:
+    guesses = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
+    if guesses is None:
         reason = "no client planted canaries, from which epsilon is bounded from below; plant them by clients.canaries"
         if any(row.client == SUM_CLIENT for row in recording.read_rows(on_damage=lambda error: None)):
             reason = "only secure sums are recorded, and canaries are evaluated on updates of single clients"
@@ -45,14 +45,14 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")
         return
     gaussian = _has_gaussian_noise(recording)
-    epsilon = _bound(found, delta, gaussian=gaussian)
+    epsilon = _bound(guesses, delta, gaussian=gaussian)
     stated = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
     evidence = (
-        f"{found.right_of_all} of {found.canaries} guesses about canaries are right, and {found.right} of the {found.guesses} "
-        f"surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
+        f"{guesses.right_of_all} of {guesses.canaries} guesses about canaries are right, and {guesses.right} of the "
+        f"{guesses.guesses} surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
         f"The accountant's epsilon: {stated}."
     )
-    refuted = _bound(found, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
+    refuted = _bound(guesses, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
     if isinstance(accounted, int | float) and math.isfinite(accounted) and refuted > accounted:
         yield Finding(
             rule=REFUTED_RULE,

@@ -118,8 +118,8 @@ def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
     values of that tensor are 0.
     """
     rng = Generator().manual_seed(seed)
-    found = {}
+    drawn = {}
     for name, t in like.items():
         size = float(t.float().square().mean().sqrt()) or 1.0
-        found[name] = size * torch.randn(t.shape, generator=rng).to(t.dtype)
-    return found
+        drawn[name] = size * torch.randn(t.shape, generator=rng).to(t.dtype)
+    return drawn

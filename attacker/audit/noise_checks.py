@@ -201,14 +201,14 @@ def _compute_tails(observation: Observation, scaled: Tensors) -> dict[str, Tenso
     if examples is None or not training.is_linear or training.weight_decay:
         return {}
     rank = examples * (training.epochs or 1)
-    found = {}
+    tails = {}
     for name, values in scaled.items():
         if values.ndim != 2 or min(values.shape) < rank + MIN_TAIL:
             continue
         u, s, v = torch.linalg.svd(values, full_matrices=False)
         tail = (u[:, rank:] * s[rank:]) @ v[rank:]
-        found[name] = tail.flatten() / _measure_tail_power(values.shape, rank) ** 0.5
-    return found
+        tails[name] = tail.flatten() / _measure_tail_power(values.shape, rank) ** 0.5
+    return tails
 
 
 @cache

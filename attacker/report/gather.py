@@ -100,11 +100,11 @@ def _read_metrics(path: Path, hints: list[Hint]) -> list[Record]:
     except ValueError as error:
         hints.append(Hint(f"{path.name} cannot be read: {error}"))
         return []
-    found = [row for row in rows if _is_measured(row)]
-    if len(found) < len(rows):
+    valid = [row for row in rows if _is_measured(row)]
+    if len(valid) < len(rows):
         reason = "their round or a measured value is not a valid number"
-        hints.append(Hint(f"{path.name}: {len(rows) - len(found)} rows are left out: {reason}."))
-    return found
+        hints.append(Hint(f"{path.name}: {len(rows) - len(valid)} rows are left out: {reason}."))
+    return valid
 
 
 def _is_measured(row: Record) -> bool:
@@ -127,7 +127,7 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
     Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. Only
     files that cannot be read are added to `hints`.
     """
-    found = {}
+    all_metadata = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
             metadata = read_metadata(path)
@@ -135,8 +135,8 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
             hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
         if not find_other_recording(metadata, manifest):
-            found[path.parent.name] = metadata
-    return found
+            all_metadata[path.parent.name] = metadata
+    return all_metadata
 
 
 def _collect_attacks(
@@ -159,23 +159,25 @@ def _collect_attacks(
     for row in sorted(scores, key=attrgetter("rounds", "client", "batch", "position")):
         rows.setdefault(row.source, []).append(row)
     pairs = _read_pairs(folder, manifest, rows)
-    found = {
+    attacks_by_source = {
         source: _read_attack(folder, source, all_metadata.get(source), states.get(source), rows.get(source, []), pairs, hints)
         for source in sorted({*all_metadata, *rows})
     }
-    for source, attack in found.items():
+    for source, attack in attacks_by_source.items():
         if source in all_metadata and not attack.is_null:
-            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, all_metadata, attack, hints))
+            attacks_by_source[source] = replace(
+                attack, unscored=_collect_unscored(folder, manifest, source, all_metadata, attack, hints)
+            )
     summaries = {summary.source: summary for summary in summarise(scores)}
 
     def add_null(attack: AttackOnRun) -> AttackOnRun:
         summary = summaries.get(attack.source)
-        null = found.get(summary.null.source) if summary and summary.null else None
+        null = attacks_by_source.get(summary.null.source) if summary and summary.null else None
         beside = {example.place: example for example in null.examples} if null else {}
         examples = tuple(replace(example, null=beside.get(example.place)) for example in attack.examples)
         return replace(attack, summary=summary, null=null, examples=examples)
 
-    attacks = [add_null(attack) for attack in found.values() if not attack.is_null]
+    attacks = [add_null(attack) for attack in attacks_by_source.values() if not attack.is_null]
     return tuple(sorted(attacks, key=lambda a: (a.attack, a.oracles, not a.knows_defense, a.spec, a.seed)))
 
 

@@ -170,8 +170,8 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
         rng = np.random.default_rng(0)
         drawn = (rng.choice(count, originals, replace=False) for _ in range(GALLERY_SIZE))
         sums = np.array([_sum_best_distances(far[:, sample].numpy()) for sample in drawn])
-    own = _sum_best_distances(near.numpy())
-    return float((1 + (sums < own - 1e-9).sum() + 0.5 * (np.abs(sums - own) <= 1e-9).sum()) / (1 + len(sums)))
+    observed = _sum_best_distances(near.numpy())
+    return float((1 + (sums < observed - 1e-9).sum() + 0.5 * (np.abs(sums - observed) <= 1e-9).sum()) / (1 + len(sums)))
 
 
 def _sum_best_distances(distances: NDArray[Any]) -> float:

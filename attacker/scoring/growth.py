@@ -60,7 +60,7 @@ def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
 def read_growth(run: Path) -> list[CaseGrowth]:
     """Return the rows of a run's `growth.jsonl`; [] without the file. Raises ValueError, naming the file, for an invalid row."""
     known = [field.name for field in fields(CaseGrowth)]
-    found = []
+    cases = []
     for row in read_json_lines(run / GROWTH_FILE, "delete the file and score again"):
         try:
             case = CaseGrowth(**{**{name: row[name] for name in known}, "rounds": tuple(map(int, row["rounds"]))})
@@ -71,8 +71,8 @@ def read_growth(run: Path) -> list[CaseGrowth]:
                 f"{GROWTH_FILE}: a row states {case.recovered} of {case.examples} examples recovered in {len(case.rounds)} rounds"
                 ", which is impossible; delete the file and score again"
             )
-        found.append(case)
-    return found
+        cases.append(case)
+    return cases
 
 
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:

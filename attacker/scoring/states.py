@@ -40,12 +40,12 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
     if not os.path.lexists(path):
         return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", REASON_WAITING)
     try:
-        found = Reconstruction.read(path)
+        reconstruction = Reconstruction.read(path)
     except ValueError as error:
         return None, "failed", str(error)
-    if found.interrupted and os.path.lexists(failed):
+    if reconstruction.interrupted and os.path.lexists(failed):
         return None, "failed", read_reason(failed)
-    return found, "interrupted" if found.interrupted else "done", ""
+    return reconstruction, "interrupted" if reconstruction.interrupted else "done", ""
 
 
 def read_reason(failed: Path) -> str:

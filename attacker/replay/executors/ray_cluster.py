@@ -205,8 +205,8 @@ def run_remote_task(job: ReplayJob, task: Task, fingerprint: str, parcel: Parcel
             make_private((recording / name).parent)
             (recording / name).write_bytes(content)
         outcome = TaskRunner(replace(job, recording=str(recording), folder=str(folder))).run(task)
-        made = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
-        return outcome, {path.name: path.read_bytes() for path in made}
+        written = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
+        return outcome, {path.name: path.read_bytes() for path in written}
 
 
 def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
@@ -224,9 +224,9 @@ def read_parcel(recording: Recording, task: Task) -> Parcel:
     places = {place for member in task.members for place in member.rows}
     names = {make_path(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for name in sorted(names):
         if os.path.lexists(recording.folder / name):
             with open_file(recording.folder, name, limit=MAX_BYTES) as file:
-                found[name] = file.readall()
-    return found
+                contents[name] = file.readall()
+    return contents

@@ -106,16 +106,16 @@ class Catalogue:
     def scan(self) -> Changes:
         """Find changes on disk since the last scan, and return them."""
         with self._looking:
-            found, changes = find_runs(self.settings.folder), Changes()
+            listing, changes = find_runs(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
-            for id, folder in found.runs.items():
+            for id, folder in listing.runs.items():
                 before = self._runs.get(id)
                 run = runs[id] = self._scan_folder(id, folder, before)
                 if run is not before:
                     changes.changed.append(run)
                     changes.arrived += _find_arrived(run, before)
             changes.removed = sorted(self._runs.keys() - runs.keys())
-            self._keep(runs, tuple(found.trouble))
+            self._keep(runs, tuple(listing.trouble))
             return changes
 
     def scan_run(self, id: str) -> Changes:
@@ -185,10 +185,10 @@ class Catalogue:
         """
         if name not in run.sources:
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
-        found = self._load_source(run, name)
-        if isinstance(found, str):
-            raise UnknownName(f"the attack {name!r} on {run.id} cannot be shown: {found}")
-        return found
+        source = self._load_source(run, name)
+        if isinstance(source, str):
+            raise UnknownName(f"the attack {name!r} on {run.id} cannot be shown: {source}")
+        return source
 
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack to a dict from case to the scores of its examples.
@@ -222,12 +222,12 @@ class Catalogue:
 
         Scores are only checked if the service was given the truth of this run (which examples each client trained on).
         """
-        found = [*run.summary["trouble"], *self._read_training(run)[1]]
+        messages = [*run.summary["trouble"], *self._read_training(run)[1]]
         if run.summary["truth"]:
-            found += self._read_scores(run)[1]
+            messages += self._read_scores(run)[1]
         for source in self._read_sources(run):
-            found += [source] if isinstance(source, str) else source.trouble
-        return list(dict.fromkeys(found))
+            messages += [source] if isinstance(source, str) else source.trouble
+        return list(dict.fromkeys(messages))
 
     def _read_scores(self, run: CatalogueRun) -> tuple[Scores, list[str]]:
         return self._scores.get(run.id, run.marks["scores"], lambda before: read_scores(run.folder))

@@ -52,8 +52,8 @@ def make_grid(rows: Mapping[int, Sequence[Row]], sources: Sequence[Source], scor
 
     def make_cell(row: Row) -> GridCell:
         place = row.round, row.client
-        own = [by_place[place] for by_place in verdicts if place in by_place]
-        worst = max(own, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=CellVerdict())
+        cell_verdicts = [by_place[place] for by_place in verdicts if place in by_place]
+        worst = max(cell_verdicts, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=CellVerdict())
         null = null_verdicts.get(worst.source or "", {}).get(place, CellVerdict())
         return GridCell(
             client=row.client,
@@ -67,7 +67,7 @@ def make_grid(rows: Mapping[int, Sequence[Row]], sources: Sequence[Source], scor
             null_success=null.success,
             null_psnr=null.psnr,
             confidence=worst.confidence,
-            state=max((verdict.state for verdict in own), key=STATE_ORDER.index, default="none"),
+            state=max((verdict.state for verdict in cell_verdicts), key=STATE_ORDER.index, default="none"),
         )
 
     cells = [make_cell(row) for number in sorted(rows) for row in rows[number]]
@@ -110,11 +110,11 @@ def _select_rows(number: int, keys: Sequence[str], scores: Mapping[str, Sequence
 
 
 def _collect_verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:
-    found: dict[tuple[int, str], list[str]] = {}
+    keys_by_place: dict[tuple[int, str], list[str]] = {}
     for case in source.cases.values():
         for number in case.rounds:
-            found.setdefault((number, case.client), []).append(case.key)
-    return {place: _make_verdict(source, place[0], keys, scores) for place, keys in found.items()}
+            keys_by_place.setdefault((number, case.client), []).append(case.key)
+    return {place: _make_verdict(source, place[0], keys, scores) for place, keys in keys_by_place.items()}
 
 
 def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> CellVerdict:

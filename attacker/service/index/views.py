@@ -85,10 +85,10 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     nulls = {null.name: source for source in sources if (null := find_null(source, sources)) is not None}
     results = []
     for source in sources:
-        own, attack = scores.get(source.name, {}), nulls.get(source.name)
+        own_scores, attack = scores.get(source.name, {}), nulls.get(source.name)
         whose = scores.get(attack.name, {}) if attack is not None else {}
-        counted = {key for key, rows in (whose or own).items() if any(row.is_finished for row in rows)}
-        results.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
+        counted = {key for key, rows in (whose or own_scores).items() if any(row.is_finished for row in rows)}
+        results.append(_describe_attack(source, own_scores, counted, verdicts.by_source.get(source.name)))
     return results
 
 

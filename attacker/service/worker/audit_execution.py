@@ -60,7 +60,7 @@ class AuditWork:
             models.admit(task.model, name=Recording(run / "recording").manifest.model.name)
         self.watch(0.0, "checking the recording")
         with ray_cluster.join_cluster(task.ray) if task.ray is not None else nullcontext():
-            found = audit(
+            result = audit(
                 run,
                 seconds=spec.seconds,
                 truth=[Path(folder) for folder in task.truth],
@@ -68,9 +68,9 @@ class AuditWork:
                 run_replay=self._replay,
                 on_plan=self._receive_plan,
             )
-        self.scored = found.scored
+        self.scored = result.scored
         for path in make_audit_paths(Path(task.audit)):
-            write(found, run, path)
+            write(result, run, path)
 
     def _receive_plan(self, plan: "Sequence[PlannedAttack | NotChecked]") -> None:
         from attacker.audit.plan import PlannedAttack
