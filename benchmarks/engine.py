@@ -56,8 +56,8 @@ from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.matching.settings import Search
-from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.simulation.client import build_network
 from attacker.scoring.metrics import psnr
 from fedsim.recording import DataSpec, Observation

@@ -12,9 +12,9 @@ from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.matching.warm_starts import HeldExamples, WarmStartRule
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stopping import PLATEAU_STOP, Stop
 
 
 @dataclass(frozen=True, kw_only=True)

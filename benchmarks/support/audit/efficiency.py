@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.priors import Belief, Prior
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
 from attacker.attacks.matching.warm_starts import WarmStart
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.bounds import FisherInformation, GaussianPrior, UsedExamples, bound_error, build_message
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.statistics import mean

@@ -1,9 +1,10 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
-The rule (`attacker.attacks.optimisers.descent.Stop`) stops a search if, after certain iterations, its best loss is above a limit,
-relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss stays
-near the loss of grey images (`attacker.attacks.optimisers.stalls.Stall`). A search succeeds if it recovers an example. Searches
-that run to their end without the rule are enough to evaluate it, because the rule changes nothing in a search before stopping it.
+The rule (`attacker.attacks.optimisers.stopping.Stop`) stops a search if, after certain iterations, its best loss is above a
+limit, relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss
+stays near that of grey images (`attacker.attacks.optimisers.stopping.Stall`). A search succeeds if it recovers an example.
+Searches that run to their end without the rule are enough to evaluate it, because the rule changes nothing in a search before
+stopping it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.matching.case_batch import PLAIN_GREY
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.optimisers.stalls import INVERTING_STALL
+from attacker.attacks.optimisers.stopping import INVERTING_STALL
 from attacker.scoring.statistics import estimate_share
 
 ITERATIONS = (3, 6, 10, 15, 30, 45, 60, 120)
