@@ -5,7 +5,7 @@ from torch import nn
 
 from attacker.attacks.networks.forward import record_calls
 from fedsim import models
-from fedsim.models.building import BUILT_IN
+from fedsim.models.built_in import BUILT_IN
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

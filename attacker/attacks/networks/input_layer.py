@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.networks.forward import record_calls, run_forward_pass
 from fedsim import models
-from fedsim.models.building import BUILT_IN
+from fedsim.models.built_in import BUILT_IN
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 MAX_WEIGHTS = 2**26
