@@ -60,8 +60,8 @@ class Gallery:
 
     def repeat_constant(self, count: int) -> Tensor:
         """Return `count` copies of the image of one colour, or of the table row, given by `constant`: (count, *shape)."""
-        one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
-        return one.expand(count, *self.shape).clone()
+        constant = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
+        return constant.expand(count, *self.shape).clone()
 
     def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[MeasuredRow]:
         """Return the fields of score rows on re-identification, one dict per original.

@@ -88,8 +88,8 @@ def _fit_mixture(z: Tensor) -> Mixture:
         if (membership - before).abs().max() < 1e-6:
             break
     both = torch.logaddexp(_log_density(members, z) + log(share), _log_density(others, z) + log(1 - share)).sum()
-    one = max(float(_log_density(single, z).sum()) for single in (alone, Normal(z.mean(), z.std())))
-    return Mixture(members, others, share, 2 * (float(both) - one))
+    best_single = max(float(_log_density(single, z).sum()) for single in (alone, Normal(z.mean(), z.std())))
+    return Mixture(members, others, share, 2 * (float(both) - best_single))
 
 
 def _align_classes(z: Tensor, labels: Tensor) -> Tensor:

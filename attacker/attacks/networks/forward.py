@@ -38,7 +38,9 @@ def record_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[tu
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():
-            hook = module.register_forward_hook(lambda _, given, made, n=name: seen.setdefault(n, []).append((given[0], made)))
+            hook = module.register_forward_hook(
+                lambda _, inputs, output, n=name: seen.setdefault(n, []).append((inputs[0], output))
+            )
             hooks.callback(hook.remove)
         yield seen
 

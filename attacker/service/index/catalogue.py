@@ -109,11 +109,11 @@ class Catalogue:
             listing, changes = find_runs(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
             for id, folder in listing.runs.items():
-                before = self._runs.get(id)
-                run = runs[id] = self._scan_folder(id, folder, before)
-                if run is not before:
+                previous = self._runs.get(id)
+                run = runs[id] = self._scan_folder(id, folder, previous)
+                if run is not previous:
                     changes.changed.append(run)
-                    changes.arrived += _find_arrived(run, before)
+                    changes.arrived += _find_arrived(run, previous)
             changes.removed = sorted(self._runs.keys() - runs.keys())
             self._keep(runs, tuple(listing.trouble))
             return changes
@@ -121,13 +121,13 @@ class Catalogue:
     def scan_run(self, id: str) -> Changes:
         """Find changes of the run `id` since its last scan, and return them; no changes if it is unknown or no longer exists."""
         with self._looking:
-            changes, before = Changes(), self._runs.get(id)
-            if before is None or not is_run(before.folder):
+            changes, previous = Changes(), self._runs.get(id)
+            if previous is None or not is_run(previous.folder):
                 return changes
-            run = self._scan_folder(id, before.folder, before)
-            if run is not before:
+            run = self._scan_folder(id, previous.folder, previous)
+            if run is not previous:
                 changes.changed.append(run)
-                changes.arrived += _find_arrived(run, before)
+                changes.arrived += _find_arrived(run, previous)
                 self._keep({**self._runs, id: run}, self.trouble)
             return changes
 

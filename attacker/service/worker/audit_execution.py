@@ -112,8 +112,8 @@ class AuditProgress:
         """
         names = list(self.seconds)
         place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)
-        before = sum(self.seconds[name] for name in names[:place])
-        done = before + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
+        earlier = sum(self.seconds[name] for name in names[:place])
+        done = earlier + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
         which = f"{attack.name}, null" if attack.null else attack.name
         left = describe_seconds(total - done)
         message = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if message else ''}{message}"

@@ -44,11 +44,13 @@ def run_replay(replay: Replay, watch: Watch, summaries: list[ReplaySummary]) -> 
 
     watch: callback for the progress. After an interruption, the results so far are added before KeyboardInterrupt is raised.
     """
-    before = count_done(replay)
+    done_before = count_done(replay)
     try:
         replayed = replay.run(watch)
     except KeyboardInterrupt:
-        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - before, skipped=before)))
+        summaries.append(
+            _make_result(replay, ReplayResult(replay.folder, done=count_done(replay) - done_before, skipped=done_before))
+        )
         raise
     summaries.append(_make_result(replay, replayed))
     return replayed
