@@ -43,12 +43,16 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Generator[
 
 
 @contextmanager
-def join_cluster(address: str) -> Iterator[None]:
+def join_cluster(address: str | None) -> Iterator[None]:
     """Connect this process to a Ray cluster for the duration of a `with` block.
 
     If the process is already connected to a cluster, that connection is used and stays open after the block.
-    address: see `run_tasks`. Raises RuntimeError if no cluster can be reached or started.
+    address: see `run_tasks`; with None, the block runs without a cluster.
+    Raises RuntimeError if no cluster can be reached or started.
     """
+    if address is None:
+        yield
+        return
     import ray
 
     is_new = not ray.is_initialized()

@@ -1,7 +1,6 @@
 """Execution of an audit as a job: checks of a recording, attacks on some of its updates, and a verdict in files."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,7 +58,7 @@ class AuditWork:
         if task.model is not None:
             models.admit(task.model, name=Recording(run / "recording").manifest.model.name)
         self.watch(0.0, "checking the recording")
-        with ray_cluster.join_cluster(task.ray) if task.ray is not None else nullcontext():
+        with ray_cluster.join_cluster(task.ray):
             result = audit(
                 run,
                 seconds=spec.seconds,

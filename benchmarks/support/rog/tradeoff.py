@@ -90,9 +90,9 @@ def measure_tradeoff(options: Options, folder: Path) -> TableAndSummary:
     private, held_out = load_parts(options)
     grid = write_grid(options, folder, private, held_out)
     with measure_cpu() as clock:
-        state = run_sweep(grid, folder / "federations", watch=lambda done: print(f"{done.done} of {done.total}: {done.name}"))
+        results = run_sweep(grid, folder / "federations", watch=lambda done: print(f"{done.done} of {done.total}: {done.name}"))
     rows: list[ResultRow] = []
-    for federation, result in state.results:
+    for federation, result in results:
         if result is None or result.failed:
             reason = "it was not run" if result is None else result.failed
             raise ValueError(
