@@ -65,7 +65,7 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         yield PassedCheck(rule=REFUTED_RULE, evidence=evidence)
 
 
-def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
+def _bound(counts: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower bound on epsilon that holds with a probability of at least `confidence`.
 
     For Gaussian noise (`gaussian`), the bound is the larger of `bound_gaussian_epsilon` and
@@ -73,12 +73,12 @@ def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: fl
     together. If the noise is not Gaussian, the bound is `bound_epsilon`.
     """
     if not gaussian:
-        return bound_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=confidence)
+        return bound_epsilon(counts.right, counts.guesses, canaries=counts.canaries, delta=delta, confidence=confidence)
     each = (1 + confidence) / 2
     return max(
-        bound_gaussian_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=each),
+        bound_gaussian_epsilon(counts.right, counts.guesses, canaries=counts.canaries, delta=delta, confidence=each),
         bound_epsilon_of_independent_guesses(
-            found.right_of_all, found.canaries, delta=delta, overlap=found.overlap, confidence=each
+            counts.right_of_all, counts.canaries, delta=delta, overlap=counts.overlap, confidence=each
         ),
     )
 

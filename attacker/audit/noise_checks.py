@@ -132,7 +132,7 @@ def _find_small_tails(tails: Sequence[Tensors]) -> str:
     tails: for each update, what `_compute_tails` returns. All updates are taken together.
     """
     for name in tails[0]:
-        squares = torch.cat([found[name] for found in tails if name in found]).square()
+        squares = torch.cat([values[name] for values in tails if name in values]).square()
         if float(squares.mean()) < 0.8 * (1 - _compute_margin(len(squares))):
             size = float(squares.mean().sqrt())
             return f"{name}: noise beyond the rank of the gradient has {size:.2g} of the declared standard deviation"

@@ -97,7 +97,7 @@ class Hybrid:
         """
         attacks = [replace(attack, device=self.device, sees_gradient=self.sees_gradient) for attack in (self.closed, self.search)]
         if not self.sees_gradient:
-            return [replace(found, attack=self.name) for found in attacks[1](cases, rng=rng, progress=progress, memory=memory)]
+            return [replace(result, attack=self.name) for result in attacks[1](cases, rng=rng, progress=progress, memory=memory)]
         memories = (None, memory)  # only the search is long enough to need checkpoints
         answers = (
             attack(cases, rng=rng, progress=progress, memory=own_memory)

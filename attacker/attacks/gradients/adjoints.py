@@ -83,10 +83,10 @@ def _find_checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | 
     weights, _, x, y = draw_test_problems(model, data)
     written = _WrittenAdjoints(chain, weights, models.find_loss(loss))
     fed, of_x, *_ = vjp(data.normalise, x)
-    found, back = written(fed, y)
-    slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]
-    rows = [written.restore_shapes({name: g[i] for name, g in found.items()}) for i in range(len(x))]
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in found}
+    gradients, back = written(fed, y)
+    slope = of_x(back({name: 2 * g for name, g in gradients.items()})[0])[0]
+    rows = [written.restore_shapes({name: g[i] for name, g in gradients.items()}) for i in range(len(x))]
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in gradients}
     if is_close((stacked, slope), evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)):
         return chain
     log.warning("%s: gradients from its traced layers differ from those of PyTorch, so autograd is used", type(model).__name__)

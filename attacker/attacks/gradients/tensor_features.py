@@ -93,11 +93,11 @@ def separate_directions(g: Tensor, w: Tensor, span: Tensor, *, rng: Generator) -
     for _ in range(SEPARATIONS):
         a, b = (torch.einsum("abc,c->ab", moment, torch.randn(v.shape[1], generator=rng).to(v)) for _ in "ab")
         vectors = torch.linalg.eig(a @ torch.linalg.pinv(b)).eigenvectors.real
-        found = (vectors / vectors.norm(dim=0).clamp(min=1e-300)).T
-        cubes = torch.einsum("na,nb,nc->nabc", found, found, found).flatten(1)
+        units = (vectors / vectors.norm(dim=0).clamp(min=1e-300)).T
+        cubes = torch.einsum("na,nb,nc->nabc", units, units, units).flatten(1)
         misfit = float((cubes.T @ torch.linalg.lstsq(cubes.T, moment.reshape(-1, 1)).solution - moment.reshape(-1, 1)).norm())
         if misfit < minimum:
-            best, minimum = found, misfit
+            best, minimum = units, misfit
     directions: Tensor = best @ span.T
     return directions
 

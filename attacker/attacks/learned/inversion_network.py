@@ -96,13 +96,13 @@ def train_inversion(
 
     def see(indices: Tensor) -> Tensor:
         """Return the features of simulated updates (N, features), each after the defense with fresh randomness."""
-        found = []
+        encoded = []
         for i in indices.tolist():
             update: Mapping[str, Tensor] = {name: u[i] for name, u in clean.items()}
             if defense is not None:
                 update, _ = defense.apply(update, defense.init(update), rng)
-            found.append(encode(update))
-        return torch.stack(found)
+            encoded.append(encode(update))
+        return torch.stack(encoded)
 
     first = see(torch.arange(held_out, count))
     mean, scale = first.mean(dim=0), first.std(dim=0).clamp(min=1e-12)

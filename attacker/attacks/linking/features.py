@@ -104,7 +104,7 @@ def solve_head_features(
         if tuple(labels.tolist()) in tried:
             break
         tried.add(tuple(labels.tolist()))
-        best = min(best, _solve(gradient, weight, offset, labels, bias_gradient, rng), key=lambda found: found.misfit)
+        best = min(best, _solve(gradient, weight, offset, labels, bias_gradient, rng), key=lambda solution: solution.misfit)
     return best._replace(features=best.features[:, :-1]) if with_ones else best
 
 
@@ -157,7 +157,7 @@ def _solve(
         for _ in range(MAX_STARTS - 1):
             if split_misfit > EXACT_MISFIT:
                 again = _solve_examples(wide, labels, start, shared, rng)
-                split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
+                split, split_misfit = min((split, split_misfit), again, key=lambda candidate: candidate[1])
         if split_misfit < misfit or split_misfit < EXACT_MISFIT:
             error = _estimate_error(split, s, split_misfit)
             return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit, error)

@@ -89,12 +89,12 @@ def _note_giving_up(batch: CaseBatch, best: BestResult, steps: int) -> tuple[str
     """
     if not best.given_up:
         return ()
-    made = len(best.history)
-    limit = batch.attack.search.stop.get_hopeless_loss(made, steps)
+    iterations = len(best.history)
+    limit = batch.attack.search.stop.get_hopeless_loss(iterations, steps)
     high = isfinite(limit) and float(best.history[-1]) > limit * float(best.history[0])
     reason = f"was still above {limit:.0%} of that at the start" if high else "hardly fell below that of a grey image"
     return (
-        f"the search was given up after {made} of {steps} iterations, because its loss {reason}; --set give_up=0 "
+        f"the search was given up after {iterations} of {steps} iterations, because its loss {reason}; --set give_up=0 "
         "searches to the end",
     )
 

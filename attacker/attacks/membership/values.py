@@ -26,11 +26,11 @@ def group_by_model(observations: Sequence[Observation]) -> list[list[Observation
     """Return the observations in groups of one round with equal weights and buffers sent, in the order of the rounds."""
     groups: list[list[Observation]] = []
     for observation in sorted(observations, key=lambda o: (o.round, o.client)):
-        own = next((group for group in groups if _have_same_model(group[0], observation)), None)
-        if own is None:
+        same = next((group for group in groups if _have_same_model(group[0], observation)), None)
+        if same is None:
             groups.append([observation])
         else:
-            own.append(observation)
+            same.append(observation)
     return groups
 
 
@@ -99,9 +99,9 @@ def compute_gradients(observation: Observation, pool: Pool, chosen: Chosen, devi
         return flatten(compute(weights, x, y, buffers), chosen).double()
 
     size = max(1, min(MAX_CHUNK, CHUNK_VALUES // sum(w.numel() for w in weights.values())))
-    found = torch.empty(len(pool), sum(map(len, chosen.values())), dtype=torch.float64, device=device)
+    gradients = torch.empty(len(pool), sum(map(len, chosen.values())), dtype=torch.float64, device=device)
     for start in range(0, len(pool), size):
         rows = slice(start, start + size)
         with torch.no_grad():
-            found[rows] = vmap(compute_chosen)(pool.x[rows, None].to(device), pool.y[rows, None].to(device))
-    return found
+            gradients[rows] = vmap(compute_chosen)(pool.x[rows, None].to(device), pool.y[rows, None].to(device))
+    return gradients

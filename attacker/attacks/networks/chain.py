@@ -322,17 +322,17 @@ class _ChainBuilder:
         the module or call, for errors. Raises NotAChain if `function` fails or changes the size of the batch.
         """
         try:
-            given = tuple(function(x).shape)
+            shape = tuple(function(x).shape)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(
                 f"{name} fails on an input of shape {self.shape}: {error}; correct the network or the shape of its inputs"
             ) from error
-        if not given or given[0] != len(x):
+        if not shape or shape[0] != len(x):
             raise NotAChain(
                 f"{name} changes the number of examples in a batch of shape {tuple(x.shape)}, and closed forms need one output "
                 "for each example"
             )
-        return given[1:]
+        return shape[1:]
 
     def _compute_value(self, node: fx.Node) -> Any:
         if node.op == "call_method" or node.target is getattr:

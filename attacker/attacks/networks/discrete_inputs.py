@@ -61,6 +61,6 @@ def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     with torch.no_grad(), record_calls(named) as seen:
         for value in (0.0, 1.0):
             model(torch.full((2, *data.shape), value))
-    indices = {name: [given for given, _ in seen[name]] for name in named if name in seen}
-    differing = [name for name, calls in indices.items() if any(not torch.equal(given, calls[0]) for given in calls[1:])]
+    indices = {name: [index for index, _ in seen[name]] for name in named if name in seen}
+    differing = [name for name, calls in indices.items() if any(not torch.equal(index, calls[0]) for index in calls[1:])]
     return {f"{name}.weight": named[name].num_embeddings for name in differing}

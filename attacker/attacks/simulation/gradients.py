@@ -203,13 +203,13 @@ def squared_norm(gradient: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
-def is_close(found: Probed, expected: Probed) -> bool:
+def is_close(computed: Probed, expected: Probed) -> bool:
     """Return whether the results of `evaluate_test_problems` agree.
 
     The gradient of each parameter may differ by `AGREEMENT_TOLERANCE` times its norm, or times 1e-4 of the norm of all gradients
     together if that is larger. The derivative by x may differ by `5 * AGREEMENT_TOLERANCE` times its norm.
     """
-    gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
+    gradients, slopes = (computed[0], expected[0]), (computed[1], expected[1])
     whole = squared_norm(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
     gradients_agree = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)

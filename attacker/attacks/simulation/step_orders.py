@@ -66,7 +66,7 @@ def search_order(
         chosen = sorted(chosen, key=measured.__getitem__)[: min(fits, FITTED_AT_ONCE)]
         if not chosen:
             break
-        fitted |= {_identify(order, sizes): (order, one) for order, one in zip(chosen, fit(chosen), strict=True)}
+        fitted |= {_identify(order, sizes): (order, misfit) for order, misfit in zip(chosen, fit(chosen), strict=True)}
         fits -= len(chosen)
         best, _ = min(fitted.values(), key=lambda current: current[1].distance)
         near = list_neighbours(best, sizes, classes)

@@ -93,9 +93,9 @@ def invert_separated(
     name = layer.weight.removesuffix(".weight")
     for _ in range(steps):
         x = 0.5 + spread(z)
-        made = _record_inputs(observed, x)[name][0]
+        inputs = _record_inputs(observed, x)[name][0]
         loss = (
-            1 - functional.cosine_similarity(made, target, dim=1)
+            1 - functional.cosine_similarity(inputs, target, dim=1)
             + PRIOR_WEIGHT * z.square().flatten(1).mean(dim=1)
             + RANGE_WEIGHT * (x - x.clamp(0, 1)).square().flatten(1).mean(dim=1)
         ).sum()  # fmt: skip
