@@ -94,9 +94,9 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
     """
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
-    found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= MIN_ALARM_GRADE]
-    rules = {one.rule for one in found}
-    evidence = "; ".join(one.evidence for one in found)
+    alarms = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= MIN_ALARM_GRADE]
+    rules = {one.rule for one in alarms}
+    evidence = "; ".join(one.evidence for one in alarms)
     return {
         "kind": kind,
         "federation": name,

@@ -198,11 +198,11 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
         for _ in range(steps):
             loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
-            found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             if setting.cosine:
-                distance = _compute_cosine_distance(found, target) + TV_WEIGHT * total_variation(x)
+                distance = _compute_cosine_distance(gradients, target) + TV_WEIGHT * total_variation(x)
             else:
-                distance = torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
+                distance = torch.stack([(f - t).square().sum() for f, t in zip(gradients, target, strict=True)]).sum()
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -212,9 +212,9 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
                 x.data.clamp_(0, 1)
 
 
-def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
-    squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (found, target)]
+def _compute_cosine_distance(gradients: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    dot = torch.stack([(f * t).sum() for f, t in zip(gradients, target, strict=True)]).sum()
+    squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (gradients, target)]
     return 1 - dot / (squares[0] * squares[1]).sqrt()
 
 

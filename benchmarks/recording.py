@@ -194,12 +194,12 @@ def make_learning_experiment(data: str, rounds: int, seed: int) -> Experiment:
 
 
 def _learn_recorded(e: Experiment, out: Path, seed: int) -> list[float]:
-    found: list[float] = []
+    accuracies: list[float] = []
     torch.set_num_threads(1)
     engine.set_verbosity(False)
     run = FederationRun(experiment=e, out=out / "run", device="cpu", client_seed=seed)
-    engine.run(run, engine="local", on_round=lambda row: found.append(row["accuracy"]))
-    return found
+    engine.run(run, engine="local", on_round=lambda row: accuracies.append(row["accuracy"]))
+    return accuracies
 
 
 def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool) -> list[float]:
@@ -213,7 +213,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool) -> list
     count = e.clients.count
     parts = split(loaded.train, count, seed=e.seed, name=e.partition.name, **e.partition.arguments)
     network = models.build(FederationRun(experiment=e, out=out).make_model_spec(), loaded.spec, seed=e.seed)
-    app, server, found = ClientApp(), ServerApp(), []
+    app, server, accuracies = ClientApp(), ServerApp(), []
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -237,8 +237,8 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool) -> list
         network.eval()
         x, y = loaded.test[:]
         with torch.no_grad():
-            found.append((network(x).argmax(1) == y).float().mean().item())
-        return MetricRecord({"accuracy": found[-1]})
+            accuracies.append((network(x).argmax(1) == y).float().mean().item())
+        return MetricRecord({"accuracy": accuracies[-1]})
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
@@ -250,7 +250,7 @@ def _learn_plain(e: Experiment, out: Path, seed: int, *, recorded: bool) -> list
 
     engine.set_verbosity(False)
     engine.run_local(server, app, count)
-    return found
+    return accuracies
 
 
 def measure_accuracy(options: Options) -> None:
@@ -262,8 +262,8 @@ def measure_accuracy(options: Options) -> None:
         ways = {"plain": _learn_plain, "recorded": partial(_learn_plain, recorded=True), "ours": _learn_recorded}
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             running = {name: pool.submit(way, e, Path(scratch) / name, options.seed) for name, way in ways.items()}
-            found = {name: future.result() for name, future in running.items()}
-    rows = [{"round": number, **{name: own[number] for name, own in found.items()}} for number in range(rounds + 1)]
+            results = {name: future.result() for name, future in running.items()}
+    rows = [{"round": number, **{name: own[number] for name, own in results.items()}} for number in range(rounds + 1)]
     last = rows[-1]
     summary = {name: 100 * abs(last[name] - last["plain"]) for name in ("recorded", "ours")}
     print_results("recording --accuracy", rows, summary, options)

@@ -104,8 +104,8 @@ def load_tools(options: Options, batch: int = 0) -> ColumnTools:
     enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
     perceptual = load_perceptual(options, scale.setting.side)
     x = resize(images, scale.setting.side)
-    own = replace(options, seed=options.seed + batch)
-    return ColumnTools(own, scale, x, images.y, images.part, folder, perceptual, enhancer)
+    seeded = replace(options, seed=options.seed + batch)
+    return ColumnTools(seeded, scale, x, images.y, images.part, folder, perceptual, enhancer)
 
 
 @dataclass(frozen=True)
@@ -186,25 +186,25 @@ def measure_columns(options: Options, columns: Sequence[DefendedColumn] = ()) ->
     """
     if not columns:
         columns = COLUMNS if options.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == options.table]
-    found = measure_in_processes(options, columns)
-    rows = [row for one in found for row in one.rows]
+    results = measure_in_processes(options, columns)
+    rows = [row for result in results for row in result.rows]
     counted = {
-        "columns_better_than_identity": [one.is_better_than_pixels for one in found],
-        "columns_not_worse_than_ig": [one.is_not_worse_than_ig for one in found],
-        "long_columns_not_worse_than_ig": [one.is_long_not_worse_than_ig for one in found],
+        "columns_better_than_identity": [result.is_better_than_pixels for result in results],
+        "columns_not_worse_than_ig": [result.is_not_worse_than_ig for result in results],
+        "long_columns_not_worse_than_ig": [result.is_long_not_worse_than_ig for result in results],
     }
     summary = {name: None if None in are else sum(map(bool, are)) for name, are in counted.items()}
-    summary["columns"] = len(found)
-    for one in found:
-        summary |= one.summary
+    summary["columns"] = len(results)
+    for result in results:
+        summary |= result.summary
     gaps = [row["lpips_gap"] for row in rows if row["lpips_gap"] is not None]
     others = {
         "lpips_gap": max(gaps, default=None),
         "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
         "images": choose_scale(options).images * choose_scale(options).batches,
         "batches": choose_scale(options).batches,
-        "part": found[0].part,
-        "peak_mb": max(one.peak_mb for one in found),
+        "part": results[0].part,
+        "peak_mb": max(result.peak_mb for result in results),
     }
     return rows, summary | others
 
@@ -222,17 +222,17 @@ def measure_in_processes(options: Options, columns: Sequence[DefendedColumn]) ->
         for count, future in enumerate(as_completed(futures), start=1):
             outcome = f"failed: {future.exception()}" if future.exception() else f"peak {future.result().peak_mb:.0f} MB"
             seconds = monotonic() - started
-            told = f"{futures[future].name}: column {count} of {len(futures)} after {seconds:.0f} s, {outcome}"
-            print(told, file=sys.stderr, flush=True)
+            line = f"{futures[future].name}: column {count} of {len(futures)} after {seconds:.0f} s, {outcome}"
+            print(line, file=sys.stderr, flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
-    made = {column.name: future for future, column in futures.items()}
-    failed = [column.name for column in columns if made[column.name].exception()]
+    done = {column.name: future for future, column in futures.items()}
+    failed = [column.name for column in columns if done[column.name].exception()]
     if failed:
         raise RuntimeError(
             f"columns that failed: {'; '.join(failed)}. Run it again without --fresh, which reuses all finished attacks"
-        ) from made[failed[0]].exception()
-    return [made[column.name].result() for column in columns]
+        ) from done[failed[0]].exception()
+    return [done[column.name].result() for column in columns]
 
 
 def measure_column(options: Options, column: DefendedColumn) -> ColumnResult:
@@ -297,11 +297,11 @@ def score_attack(
     return scores
 
 
-def subtract_lpips(own: BatchScores, scores: dict[str, BatchScores]) -> list[float]:
-    """Return LPIPS of `own` with the enhancer minus the best one of Inverting Gradients, for each batch; [] if one is missing."""
+def subtract_lpips(compared: BatchScores, scores: dict[str, BatchScores]) -> list[float]:
+    """Return LPIPS of `compared` with the enhancer minus the best of Inverting Gradients, per batch; [] if one is missing."""
     if "Inverting Gradients" not in scores:
         return []
-    pairs = zip(own.enhanced, scores["Inverting Gradients"].best, strict=True)
+    pairs = zip(compared.enhanced, scores["Inverting Gradients"].best, strict=True)
     return [a.lpips - b.lpips for a, b in pairs if a.lpips is not None and b.lpips is not None]
 
 
@@ -310,9 +310,9 @@ def estimate_mean(name: str, values: Sequence[float]) -> ResultRow:
 
     Values that cannot be estimated are None.
     """
-    found = mean(values) if values else None
-    low, high = (found.low, found.high) if found and found.is_interval else (None, None)
-    return {name: found.value if found else None, f"{name}_low": low, f"{name}_high": high}
+    estimate = mean(values) if values else None
+    low, high = (estimate.low, estimate.high) if estimate and estimate.is_interval else (None, None)
+    return {name: estimate.value if estimate else None, f"{name}_low": low, f"{name}_high": high}
 
 
 def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
@@ -355,14 +355,14 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
     likewise, both followed by the enhancer.
     """
-    own = make_attacks(tools.scale, COLUMNS[0])["Inverting Gradients"]
-    aim = tools.folder.attack(own, case, tools.x, tools.options).x
+    baseline = make_attacks(tools.scale, COLUMNS[0])["Inverting Gradients"]
+    aim = tools.folder.attack(baseline, case, tools.x, tools.options).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.options.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.options).x
-        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
+        guess = tools.folder.attack(rog(steps=steps), case, tools.x, tools.options).x
+        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (guess, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):
             if is_reached and ratios[name] is None:
-                ratios[name] = steps / own.search.steps
-    return {**ratios, "iterations_of_ig": own.search.steps}
+                ratios[name] = steps / baseline.search.steps
+    return {**ratios, "iterations_of_ig": baseline.search.steps}

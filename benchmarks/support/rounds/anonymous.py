@@ -48,9 +48,9 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         shuffled.sort(key=lambda pair: pair[1].round)
         whole = Case(tuple(replace(one, client=UNNAMED_CLIENT, cohort=()) for _, one in shuffled))
         groups = _group(whole, options)
-        (found,), seconds = run_attack(spans(anonymous=True), [whole], options)
+        (answer,), seconds = run_attack(spans(anonymous=True), [whole], options)
         (grey,), _ = run_attack(spans(anonymous=True).null(), [whole], options)
-        false, certain = count_false(found, images.x)
+        false, certain = count_false(answer, images.x)
         rows.append(
             {
                 "defense": defense or "none",
@@ -59,7 +59,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
                 **_count_pairs([[shuffled[i][0] for i in group] for group in groups]),
                 "groups": len(groups),
                 "largest": len(groups[0]),
-                "exact": count_exact(found, images.x) / len(images),
+                "exact": count_exact(answer, images.x) / len(images),
                 "with_names": with_names / len(images),
                 "null": count_exact(grey, images.x) / len(images),
                 "certain": certain,

@@ -120,14 +120,14 @@ def record(options: Options, setting: Setting) -> RecordedFederation:
     spec = _parse(setting.defense)
     built, rng = spec.build(), Generator().manual_seed(seed + 1)
     states = [built.init(dict(client.weights)) for _ in own]
-    found: list[list[Observation]] = [[] for _ in own]
+    observations: list[list[Observation]] = [[] for _ in own]
     for number in range(1, setting.rounds + 1):
         for i, held in enumerate(own):
             batches = [(held.x[rows], held.y[rows]) for rows in torch.randperm(len(held), generator=rng).split(BATCH)]
             sent, states[i] = built.apply(client.compute_update(batches), states[i], rng)
-            found[i].append(client.observe_sent(sent, number, f"c{i}", (), len(held), spec))
-        client = client.add(average([one[-1].update for one in found]))
-    cases = [Case(tuple(one)) for one in found]
+            observations[i].append(client.observe_sent(sent, number, f"c{i}", (), len(held), spec))
+        client = client.add(average([one[-1].update for one in observations]))
+    cases = [Case(tuple(one)) for one in observations]
     return RecordedFederation(initial, cases, own, others, client.measure_accuracy(others))
 
 
