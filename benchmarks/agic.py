@@ -195,7 +195,7 @@ def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Ca
     answers, seconds = run_attack(attack, cases, options)
     size = len(truth) // len(cases)
     values = psnr(match_images(answers, truth.x.split(size)), truth.x).tolist()
-    labels = [one.y.tolist() == sorted(y.tolist()) for one, y in zip(answers, truth.y.split(size), strict=True)]
+    labels = [answer.y.tolist() == sorted(y.tolist()) for answer, y in zip(answers, truth.y.split(size), strict=True)]
     return {
         "source": "measured",
         "data": truth.name,

@@ -331,7 +331,7 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
 
 
 def _reconstruct(attack: GradientMatching, cases: Sequence[Case], options: Options) -> Tensor:
-    return torch.cat([one.x for one in run_attack(attack, cases, options)[0]])
+    return torch.cat([answer.x for answer in run_attack(attack, cases, options)[0]])
 
 
 if __name__ == "__main__":

@@ -83,14 +83,14 @@ def _make_pair(i: int, sources: Sequence[Images], options: Options) -> PeelCase:
 
 def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], options: Options) -> PeelResult:
     answers, seconds = run_attack(attack, [p.case for p in pairs], options)
-    guesses, x = torch.cat([one.x for one in answers]).nan_to_num(), torch.stack([p.x for p in pairs])
+    guesses, x = torch.cat([answer.x for answer in answers]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
     return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [seconds])
 
 
 def _join_results(results: Sequence[PeelResult]) -> PeelResult:
-    seconds = [s for one in results for s in one.seconds]
-    return PeelResult(torch.cat([one.mse for one in results]), torch.cat([one.recovered for one in results]), seconds)
+    seconds = [s for result in results for s in result.seconds]
+    return PeelResult(torch.cat([result.mse for result in results]), torch.cat([result.recovered for result in results]), seconds)
 
 
 def _make_row(network: str, attack: str, result: PeelResult) -> dict[str, Any]:

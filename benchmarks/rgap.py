@@ -179,8 +179,8 @@ def measure_many(options: Options) -> TableAndSummary:
     cases = [one.make_case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
     print(f"{count} gradients are there", file=sys.stderr)
     answers, seconds = run_attack(rgap(), cases, options)
-    mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(answers, x, strict=True)])
-    wall = sum(one.seconds for one in answers)
+    mse = torch.stack([(answer.x[0] - a).double().square().mean() for answer, a in zip(answers, x, strict=True)])
+    wall = sum(answer.seconds for answer in answers)
     row = {"images": count, "device": options.device, "wall_seconds": wall, "cpu_seconds": seconds}
     row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= MAX_IDENTICAL_MSE).double().mean())}
     return [row], {"many_seconds": wall, "many_mse_max": row["mse_max"], "many_same": row["same"]}

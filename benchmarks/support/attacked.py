@@ -73,7 +73,7 @@ def match_examples(answer: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def match_images(answers: Sequence[Reconstruction], x: Sequence[Tensor]) -> Tensor:
     """Return the reconstructed examples of all cases in the order of their originals. x: originals of each case, (N, *shape)."""
-    return torch.cat([match_examples(one, originals)[0] for one, originals in zip(answers, x, strict=True)])
+    return torch.cat([match_examples(answer, originals)[0] for answer, originals in zip(answers, x, strict=True)])
 
 
 def compare_attacks(
@@ -105,11 +105,11 @@ def make_row(
     there are none; iterations as in `count_iterations`. ssim is also None for rows of tables, and for images with a side below 11
     pixels. cpu_seconds: per example.
     """
-    pairs = [match_examples(one, originals) for one, originals in zip(answers, x, strict=True)]
+    pairs = [match_examples(answer, originals) for answer, originals in zip(answers, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
     success = is_recovered(guesses, truth, data)
     labels = torch.cat([label for _, label in pairs]) == torch.cat(list(y))
-    each = [count_iterations(one) for one, originals in zip(answers, x, strict=True) for _ in originals]
+    each = [count_iterations(answer) for answer, originals in zip(answers, x, strict=True) for _ in originals]
     taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
     similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
     cases = [i for i, originals in enumerate(x) for _ in originals]

@@ -102,7 +102,7 @@ def make_rounds_row(options: Options, setting: EpochSetting) -> ResultRow:
     }
     row = _describe(setting, images) | {"rounds": setting.rounds}
     row |= compare_attacks(attacks, cases, images, setting.images, options)
-    rounds = [Case((one,)) for case in cases for one in case.observations]
+    rounds = [Case((observation,)) for case in cases for observation in case.observations]
     answers, seconds = run_attack(inverting_gradients(steps=steps), rounds, options)
     each = [answers[k : k + setting.rounds] for k in range(0, len(answers), setting.rounds)]
     best = [max(found, key=lambda answer: float(answer.explained[0])) for found in each]

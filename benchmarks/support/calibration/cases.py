@@ -109,7 +109,7 @@ def attack_cell(cell: Cell, options: Options, *, part: Part, skip: int) -> Itera
         print(f"{cell}: {error}")
         return
     for case, x in zip(made, truth, strict=True):
-        one = next(one for one in answers if one.case == case.key)
+        one = next(answer for answer in answers if answer.case == case.key)
         yield judge_reconstruction(cell, one, x, data)
 
 
@@ -194,7 +194,7 @@ def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], 
 
 def _change_count(case: Case, examples: int) -> Case:
     """Return a copy of a case whose client reports another number of examples."""
-    return Case(tuple(replace(one, num_examples=examples) for one in case.observations))
+    return Case(tuple(replace(observation, num_examples=examples) for observation in case.observations))
 
 
 def _choose_loss(cell: Cell) -> str:

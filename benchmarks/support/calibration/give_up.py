@@ -122,13 +122,13 @@ def measure_give_up(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     """
     searches = run_unstopped(options, "report")
     rows = [{"steps": steps, **_judge_searches(searches, steps)} for steps in SEARCH_STEPS]
-    successes = [one.find_stop() > 0 for one in searches if one.recovered]
+    successes = [search.find_stop() > 0 for search in searches if search.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 
 def _judge_searches(searches: Sequence[UnstoppedSearch], steps: int) -> dict[str, Any]:
-    right, wrong = ([one for one in searches if one.steps == steps and one.recovered is kind] for kind in (True, False))
+    right, wrong = ([s for s in searches if s.steps == steps and s.recovered is kind] for kind in (True, False))
     stopped = [iteration for one in wrong if (iteration := one.find_stop())]
     return {
         "searches": len(right) + len(wrong),
@@ -152,7 +152,7 @@ def measure_early_losses(options: Options) -> tuple[list[ResultRow], dict[str, A
     searches = run_unstopped(options, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
-        right, wrong = ([one for one in searches if one.steps == steps and one.recovered is kind] for kind in (True, False))
+        right, wrong = ([s for s in searches if s.steps == steps and s.recovered is kind] for kind in (True, False))
         for after in ITERATIONS:
             early = [[e for one in own if (e := one.get_early_loss(after))] for own in (right, wrong)]
             falls = [[f for one in own if (f := one.get_fall(after))] for own in (right, wrong)]

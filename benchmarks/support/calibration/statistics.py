@@ -116,7 +116,7 @@ def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[...,
     """
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
     intervals = [estimate(sample.ravel(), clusters) for sample in samples]
-    return float(np.mean([one.low <= true <= one.high for one in intervals]))
+    return float(np.mean([interval.low <= true <= interval.high for interval in intervals]))
 
 
 # --- verdicts ---
@@ -141,13 +141,13 @@ def measure_verdicts(options: Options) -> tuple[list[ResultRow], ResultRow]:
     with measure_cpu() as clock:
         judged = [*_judge_synthetic(options), *_judge_real(options)]
     rows = []
-    for kind in dict.fromkeys((one.source, one.design, one.truth) for one in judged):
-        own = [one for one in judged if (one.source, one.design, one.truth) == kind]
+    for kind in dict.fromkeys((judgement.source, judgement.design, judgement.truth) for judgement in judged):
+        own = [judgement for judgement in judged if (judgement.source, judgement.design, judgement.truth) == kind]
         wrong = sum(one.is_wrong for one in own)
         rows.append({"source": kind[0], "design": kind[1], "truth": kind[2], "cases": len(own), "wrong": wrong})
     summary: ResultRow = {}
     for truth, key in (("no leak", "false_leak"), ("leak", "false_no_leak")):
-        own = [one for one in judged if one.truth == truth]
+        own = [judgement for judgement in judged if judgement.truth == truth]
         for source in ("", "synthetic", "real"):
             some = [one for one in own if source in one.source]
             name = f"{key}_{source}" if source else key
@@ -335,7 +335,7 @@ class _Clients:
         batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
         cases = [network.make_case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
         answers = built(cases, rng=torch.Generator().manual_seed(1000 * self.options.seed + seed))
-        return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in answers]
+        return [(answer.x.nan_to_num().clamp(0, 1), answer.y) for answer in answers]
 
     def score_part(self, answers: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
         """Return a score row, with the fields that a verdict needs, for each client whose index is in `part`.

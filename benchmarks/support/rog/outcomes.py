@@ -79,7 +79,7 @@ class AnswerFolder:
         """
         parts = [attack.objective, attack.simulation, attack.parametrisation, attack.prior, attack.labels, attack.search]
         own = [attack.name, describe_settings(attack), attack.sees_gradient, attack.enhancer, *parts]
-        seen = [(one.model, one.data, one.training, one.defenses, one.gradient, one.inputs) for one in case.observations]
+        seen = [(o.model, o.data, o.training, o.defenses, o.gradient, o.inputs) for o in case.observations]
         labels = None if case.known_labels is None else case.known_labels.tolist()
         text = re.sub(
             " at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), options.seed, identify_version()])
@@ -140,10 +140,10 @@ def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, T
 
 def average_similarities(similarities: Sequence[Similarity]) -> Similarity:
     """Return the mean of each measure over `similarities`; LPIPS is None if it is missing in one of them."""
-    lpips = [one.lpips for one in similarities if one.lpips is not None]
+    lpips = [similarity.lpips for similarity in similarities if similarity.lpips is not None]
     return Similarity(
-        fmean(one.psnr for one in similarities),
-        fmean(one.ssim for one in similarities),
-        fmean(one.ssim_global for one in similarities),
+        fmean(similarity.psnr for similarity in similarities),
+        fmean(similarity.ssim for similarity in similarities),
+        fmean(similarity.ssim_global for similarity in similarities),
         fmean(lpips) if len(lpips) == len(similarities) else None,
     )

@@ -122,11 +122,11 @@ def attack_client(options: Options, defense: str, rounds: int, client: int) -> A
 
 def _join_clients(clients: Sequence[AttackedClient]) -> ResultRow:
     return {
-        "psnr": mean(one.psnr for one in clients),
-        "each": " ".join(f"{one.psnr:.1f}" for one in clients),
-        "null_psnr": mean(one.null_psnr for one in clients),
-        "labels": mean(one.is_label_right for one in clients),
-        "cpu_seconds": sum(one.cpu_seconds for one in clients),
+        "psnr": mean(client.psnr for client in clients),
+        "each": " ".join(f"{client.psnr:.1f}" for client in clients),
+        "null_psnr": mean(client.null_psnr for client in clients),
+        "labels": mean(client.is_label_right for client in clients),
+        "cpu_seconds": sum(client.cpu_seconds for client in clients),
     }
 
 

@@ -42,7 +42,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         for number in range(clients):
             own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
             case, _ = record_epochs(client, own, (BATCH,) * EPOCHS, "", seed=options.seed + number, defense=defense)
-            named += [(number, one) for one in case.observations]
+            named += [(number, observation) for observation in case.observations]
             with_names += count_exact(run_spans(case, options, relu=True), own.x)
         shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(options.seed)).tolist()]
         shuffled.sort(key=lambda pair: pair[1].round)
@@ -75,7 +75,7 @@ def _group(case: Case, options: Options) -> list[list[int]]:
     """Return the groups of the updates of a case that share examples, as the attack forms them."""
     rng = Generator().manual_seed(options.seed)
     spaces = compute_spaces(case, require_input_layer(case.observations[0]), rng, device=options.device)
-    return group_updates(spaces, count_all_shared(spaces, rng), [one.round for one in case.observations])
+    return group_updates(spaces, count_all_shared(spaces, rng), [observation.round for observation in case.observations])
 
 
 def _count_pairs(groups: Sequence[Sequence[int]]) -> dict[str, float]:

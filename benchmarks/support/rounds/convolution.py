@@ -50,7 +50,7 @@ def make_convolution_rows(options: Options) -> list[ResultRow]:
     attack = replace(accumulate(compare="features", steps=2 if options.quick else STEPS), device=options.device)
     rng, rows = Generator().manual_seed(options.seed), []
     with measure_cpu() as clock:
-        alone = [attack([replace(case, observations=(one,))], rng=rng)[0] for one in case.observations]
+        alone = [attack([replace(case, observations=(observation,))], rng=rng)[0] for observation in case.observations]
     best = torch.full((len(images),), -torch.inf)
     for one, batch in zip(alone, used, strict=True):
         best[batch] = torch.maximum(best[batch], _measure_assigned(one, images.x[batch]))

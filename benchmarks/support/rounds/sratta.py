@@ -40,7 +40,7 @@ class SrattaResult:
 def run_sratta(case: Case) -> SrattaResult:
     """Return the examples that SRATTA recovers from secure sums, and its groups of at least two examples of one client each."""
     layer = require_input_layer(case.observations[0])
-    updates = [join_parameters(one.update, layer) for one in case.observations]
+    updates = [join_parameters(observation.update, layer) for observation in case.observations]
     x = recover_examples(updates)
     if not len(x):
         return SrattaResult(x, [])

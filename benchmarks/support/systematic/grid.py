@@ -157,7 +157,7 @@ def _attack(options: Options, attacker: Attacker, images: Images, defense: str, 
     cases = make_cases(attacker.network, attacker.network_arguments, images, defense, batch, seed=options.seed)
     attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build()
     try:
-        answers = {one.case: one for one in run_attack(attack, cases, options)[0]}
+        answers = {answer.case: answer for answer in run_attack(attack, cases, options)[0]}
     except ValueError:  # the attack refuses a case, for example since the defense hides what it reads
         answers = {}
     return torch.cat([_assign(answers, case, x) for case, x in zip(cases, images.x.split(batch), strict=True)])
