@@ -30,8 +30,9 @@ from dataclasses import asdict
 import torch
 from support.attacked import PUBLISHED_SEARCH, run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
+from support.rog.attacks import FOLDER
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, observe, resize
-from support.rog.comparison import FOLDER, measure_columns
+from support.rog.comparison import measure_columns
 from support.rog.esrgan import port_upscaler
 from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
 from support.rog.outcomes import load_perceptual, measure_similarity
