@@ -61,9 +61,9 @@ def measure_layers(options: Options) -> tuple[list[ResultRow], ResultRow]:
     count, steps = (
         (1, 3) if options.quick else (8, 3000 if "long" in options.flags else 500 if "short" in options.flags else 1000)
     )
-    found, of = load_images(options, "cifar10", count), _make_client(options, "cifar10", count)
-    cases = [of.make_case([(found.x[i : i + 1], found.y[i : i + 1])], f"image-{i}") for i in range(count)]
-    rows = [_attack_cases(options, make_search(steps, beta), cases, found, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
+    images, of = load_images(options, "cifar10", count), _make_client(options, "cifar10", count)
+    cases = [of.make_case([(images.x[i : i + 1], images.y[i : i + 1])], f"image-{i}") for i in range(count)]
+    rows = [_attack_cases(options, make_search(steps, beta), cases, images, weights=f"beta {beta:g}") for beta in (1.0, 50.0)]
     equal, weighed = rows
     paper = [
         {"source": "AGIC, table IV, 10,000 iterations", "weights": w, "psnr": p} for w, p in (("equal", 20.67), ("AGIC", 31.34))
@@ -78,15 +78,15 @@ def measure_shapes(options: Options) -> tuple[list[ResultRow], ResultRow]:
     layers whose gradient has many zeros (`weigh_by_depth`).
     """
     count, steps = (1, 2) if options.quick else (2, 300)
-    found, of = load_images(options, "cifar10", 4 * count), _make_client(options, "cifar10", 4)
-    cases = [of.make_case([(found.x[4 * i : 4 * i + 4], found.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
+    images, of = load_images(options, "cifar10", 4 * count), _make_client(options, "cifar10", 4)
+    cases = [of.make_case([(images.x[4 * i : 4 * i + 4], images.y[4 * i : 4 * i + 4])], f"batch-{i}") for i in range(count)]
     ranges = [("constant", 1.0, 14.836), *((s, b, p) for s, b, p in PAPER_SHAPES)]
     rows = [
         _attack_cases(
             options,
             make_search(steps, 1.0).copy_with(layers=weigh_by_depth(beta, shape)),
             cases,
-            found,
+            images,
             weights=f"{shape} to {beta:g}",
         )
         | {"paper": paper}
@@ -112,11 +112,11 @@ def measure_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]:
     """
     large = options.device != "cpu"
     count, steps, between = (1, 3, 1) if options.quick else (8, 3000, 30) if large else (3, 300, 30)
-    found = load_images(options, "cifar100", count)
-    federation = ResNetFederation(options, found.data)
-    first = [federation.observe_client(found, [i], round=1) for i in range(count)]
-    federation.train(options, between, found)
-    second = [federation.observe_client(found, [i], round=2) for i in range(count)]
+    images = load_images(options, "cifar100", count)
+    federation = ResNetFederation(options, images.data)
+    first = [federation.observe_client(images, [i], round=1) for i in range(count)]
+    federation.train(options, between, images)
+    second = [federation.observe_client(images, [i], round=2) for i in range(count)]
     both = Links((torch.tensor([0]), torch.tensor([0])), torch.ones(1), epochs=(1, 2))
     sets: dict[str, list[Case]] = {
         "1": [Case((o,)) for o in first],
@@ -124,7 +124,7 @@ def measure_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]:
         "1 and 2": [Case(pair, links=both) for pair in zip(first, second, strict=True)],
     }
     rows = [
-        _attack_cases(options, make_search(steps, 50.0), cases, found, epochs=name, links="told" if "and" in name else "")
+        _attack_cases(options, make_search(steps, 50.0), cases, images, epochs=name, links="told" if "and" in name else "")
         for name, cases in sets.items()
     ]
     paper = zip(sets, (20.379, 19.085, 21.464), strict=True)
@@ -140,16 +140,16 @@ def measure_fedavg(options: Options) -> tuple[list[ResultRow], ResultRow]:
     The attack treats the local steps as one step on one batch or, in a second row, simulates them one by one.
     """
     count, steps = (2, 2) if options.quick else (8, 3000) if options.device != "cpu" else (8, 30)
-    found = load_images(options, "cifar10", count)
+    images = load_images(options, "cifar10", count)
     rows = []
     for local in (1, count) if options.quick else (1, 2, 4, 8):
         of = _make_client(options, "cifar10", count, steps=local)
         size = count // local
-        batches = [(found.x[i : i + size], found.y[i : i + size]) for i in range(0, count, size)]
+        batches = [(images.x[i : i + size], images.y[i : i + size]) for i in range(0, count, size)]
         case = of.make_case(batches, f"steps-{local}")
         for way in ("one_batch", "simulated"):
             attack = make_search(steps, 50.0).copy_with(local_steps=way)
-            rows.append(_attack_cases(options, attack, [case], found, local_steps=local, way=way))
+            rows.append(_attack_cases(options, attack, [case], images, local_steps=local, way=way))
     one, simulated = rows[-2:]
     ratio = simulated["cpu_seconds"] / one["cpu_seconds"]
     return rows, {"simulation_ratio": ratio, "one_batch_loss_db": simulated["psnr"] - one["psnr"]}
@@ -183,8 +183,8 @@ def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
     """
     with measure_cpu() as clock:
         try:
-            found, _ = run_attack(exact(fallback="none"), cases, options)
-            outcome = f"{found[0].route}, confidence {float(found[0].confidence.mean()):.2g}"
+            answers, _ = run_attack(exact(fallback="none"), cases, options)
+            outcome = f"{answers[0].route}, confidence {float(answers[0].confidence.mean()):.2g}"
         except ValueError as error:
             outcome = f"no closed form ({str(error).split(';')[0]}): the search as above"
     return {"source": "measured", "weights": "router", "each": outcome, "cpu_seconds": clock.seconds}
@@ -192,10 +192,10 @@ def _measure_router(options: Options, cases: Sequence[Case]) -> ResultRow:
 
 def _attack_cases(options: Options, attack: GradientMatching, cases: Sequence[Case], truth: Images, **columns: Any) -> ResultRow:
     """Attack the cases, which have equally many images of `truth`; return a row with `columns`, the mean PSNR and each PSNR."""
-    found, seconds = run_attack(attack, cases, options)
+    answers, seconds = run_attack(attack, cases, options)
     size = len(truth) // len(cases)
-    values = psnr(match_images(found, truth.x.split(size)), truth.x).tolist()
-    labels = [one.y.tolist() == sorted(y.tolist()) for one, y in zip(found, truth.y.split(size), strict=True)]
+    values = psnr(match_images(answers, truth.x.split(size)), truth.x).tolist()
+    labels = [answer.y.tolist() == sorted(y.tolist()) for answer, y in zip(answers, truth.y.split(size), strict=True)]
     return {
         "source": "measured",
         "data": truth.name,

@@ -94,9 +94,9 @@ def _check_recording(kind: str, name: str, run: Path, expected: Any) -> ResultRo
     """
     with measure_cpu() as clock:
         results = check_recording(Recording(run / "recording"))
-    found = [one for one in results if isinstance(one, Finding) and GRADES.index(one.grade) >= MIN_ALARM_GRADE]
-    rules = {one.rule for one in found}
-    evidence = "; ".join(one.evidence for one in found)
+    alarms = [result for result in results if isinstance(result, Finding) and GRADES.index(result.grade) >= MIN_ALARM_GRADE]
+    rules = {alarm.rule for alarm in alarms}
+    evidence = "; ".join(alarm.evidence for alarm in alarms)
     return {
         "kind": kind,
         "federation": name,

@@ -98,18 +98,18 @@ class Bench:
         spec = list_attacks(job.entry, batch=job.batch, cohort=job.cohort, quick=self.options.quick)
         identity = {"experiment": experiment, "attacks": describe_attacks(spec), "data": [self.data.part, self.data.name]}
         identity |= {} if self.options.device == "cpu" else {"device": self.options.device}
-        found = self.kept.find(identity, self.folder)
-        if found is None and "kept" in self.options.flags:
+        measured = self.kept.find(identity, self.folder)
+        if measured is None and "kept" in self.options.flags:
             raise NotMeasured(f"{job.name} was not measured yet; run without --kept")
-        if found is None:
+        if measured is None:
             out = self.folder / job.name.replace(", ", "-").replace(" ", "-")
             federation = federate(experiment, out, self.options.device)
             attacked = attack_all(federation, spec, self.options.device)
             own = {"accuracy": federation.accuracy, "bytes_up": federation.bytes_up, "epsilon": federation.epsilon}
-            found = Measurement(own, measure_units(federation), attacked)
-            self.kept.add(identity, self.folder, found)
+            measured = Measurement(own, measure_units(federation), attacked)
+            self.kept.add(identity, self.folder, measured)
             print(f"{job.name}: {', '.join(f'{name} {one.psnr:.1f} dB' for name, one in attacked.items())}", file=sys.stderr)
-        return found
+        return measured
 
     def _make_experiment(self, job: FederationJob) -> dict[str, Any]:
         attacked = (
@@ -195,20 +195,21 @@ def _list_attacks() -> list[str]:
     return [f"{name} on {kind}: {AttackSpec(name=a, arguments=b)}" for kind, of in kinds.items() for name, (a, b) in of.items()]
 
 
-def _make_row(job: FederationJob, found: Measurement, none: Measurement | None) -> dict[str, Any]:
-    """Return one row of the table of jobs. found: result of the job.
+def _make_row(job: FederationJob, measured: Measurement, none: Measurement | None) -> dict[str, Any]:
+    """Return one row of the table of jobs. measured: result of the job.
 
     none: result of the same federation without a defense; None if `job` has no defense itself.
     """
-    own = found.own
+    own = measured.own
     row: dict[str, Any] = {"defense": job.entry.name if job.entry else job.name, "strength": job.strength}
     row |= {"setting": _shorten(str(job.value)), **own}
     row |= {"accuracy lost": None if none is None else none.own["accuracy"] - own["accuracy"]}
-    row |= {f"{column} (null)": _format_beside_null(found.attacked, column) for column in ATTACK_COLUMNS}
-    best, null = found.attacked[found.strongest], found.attacked[found.best_null]
-    row |= {"strongest": found.strongest, "dB": _format_interval(best.summary.psnr)}
+    row |= {f"{column} (null)": _format_beside_null(measured.attacked, column) for column in ATTACK_COLUMNS}
+    best, null = measured.attacked[measured.strongest], measured.attacked[measured.best_null]
+    row |= {"strongest": measured.strongest, "dB": _format_interval(best.summary.psnr)}
     row |= {"best null dB": _format_interval(null.summary.null.psnr if null.summary.null else None)}
-    row |= {"recovered": f"{found.verdict.recovered} of {found.verdict.examples}", "verdict": _format_verdict(found.verdict)}
+    verdict = measured.verdict
+    row |= {"recovered": f"{verdict.recovered} of {verdict.examples}", "verdict": _format_verdict(verdict)}
     return row
 
 

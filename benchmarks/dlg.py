@@ -76,8 +76,8 @@ def _measure(data: Images, originals: Originals, attack: GradientMatching, optio
     answers, seconds = run_attack(attack, originals.cases, options)
     guesses, labels = (torch.cat(parts) for parts in zip(*map(match_examples, answers, originals.x), strict=True))
     success = is_recovered(guesses, data.x)
-    taken = [until_tolerance(one) for one, ok in zip(answers, success.tolist(), strict=True) if ok]
-    one_start = [ok and one.restarts == 1 for one, ok in zip(answers, success.tolist(), strict=True)]
+    taken = [until_tolerance(answer) for answer, ok in zip(answers, success.tolist(), strict=True) if ok]
+    one_start = [ok and answer.restarts == 1 for answer, ok in zip(answers, success.tolist(), strict=True)]
     return {
         "data": data.name,
         "part": data.part,

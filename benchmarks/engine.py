@@ -56,8 +56,8 @@ from attacker.attacks.matching.objectives import Objective, cosine, euclidean
 from attacker.attacks.matching.parametrisation import Parametrisation
 from attacker.attacks.matching.priors import Prior, total_variation
 from attacker.attacks.matching.settings import Search
-from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.simulation.client import build_network
 from attacker.scoring.metrics import psnr
 from fedsim.recording import DataSpec, Observation
@@ -198,11 +198,11 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
         for _ in range(steps):
             loss = functional.cross_entropy(model(observation.data.normalise(x)), label)
-            found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
             if setting.cosine:
-                distance = _compute_cosine_distance(found, target) + TV_WEIGHT * total_variation(x)
+                distance = _compute_cosine_distance(gradients, target) + TV_WEIGHT * total_variation(x)
             else:
-                distance = torch.stack([(f - t).square().sum() for f, t in zip(found, target, strict=True)]).sum()
+                distance = torch.stack([(f - t).square().sum() for f, t in zip(gradients, target, strict=True)]).sum()
             (x.grad,) = torch.autograd.grad(distance, x)
             if setting.cosine:
                 x.grad.sign_()
@@ -212,9 +212,9 @@ def _run_loop(setting: EngineSetting, cases: Sequence[Case], steps: int) -> None
                 x.data.clamp_(0, 1)
 
 
-def _compute_cosine_distance(found: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
-    dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
-    squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (found, target)]
+def _compute_cosine_distance(gradients: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
+    dot = torch.stack([(f * t).sum() for f, t in zip(gradients, target, strict=True)]).sum()
+    squares = [torch.stack([g.square().sum() for g in side]).sum() for side in (gradients, target)]
     return 1 - dot / (squares[0] * squares[1]).sqrt()
 
 
@@ -331,7 +331,7 @@ def _make_equal_attack(steps: int, seed: int) -> GradientMatching:
 
 
 def _reconstruct(attack: GradientMatching, cases: Sequence[Case], options: Options) -> Tensor:
-    return torch.cat([one.x for one in run_attack(attack, cases, options)[0]])
+    return torch.cat([answer.x for answer in run_attack(attack, cases, options)[0]])
 
 
 if __name__ == "__main__":

@@ -130,8 +130,8 @@ def _measure_gradient_error(model: nn.Module, data: DataSpec, seed: int) -> tupl
     errors = [_compute_relative_error(build_gradient(model, data)(weights, x, y, buffers), reference)]
     batched = build_per_problem(model, data, "cross_entropy")
     if batched is not None:
-        found = batched(weights, torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), buffers)
-        errors += [_compute_relative_error({name: g[i] for name, g in found.items()}, reference) for i in range(2)]
+        computed = batched(weights, torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), buffers)
+        errors += [_compute_relative_error({name: g[i] for name, g in computed.items()}, reference) for i in range(2)]
     return max(errors), f"at_once, {route}" if batched is not None else route
 
 
@@ -142,8 +142,8 @@ def _reference(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return dict(zip((name for name, _ in own.named_parameters()), gradient, strict=True))
 
 
-def _compute_relative_error(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    off = hypot(*(float(torch.linalg.vector_norm(found[name].detach() - g)) for name, g in expected.items()))
+def _compute_relative_error(computed: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    off = hypot(*(float(torch.linalg.vector_norm(computed[name].detach() - g)) for name, g in expected.items()))
     return off / hypot(*(float(torch.linalg.vector_norm(g)) for g in expected.values()))
 
 

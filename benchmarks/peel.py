@@ -75,35 +75,35 @@ class PeelResult:
 
 def _make_pair(i: int, sources: Sequence[Images], options: Options) -> PeelCase:
     """Return pair i; networks alternate, and weights are drawn with the seed plus i. sources: two data sets."""
-    found = sources[(i // 2) % 2]
-    x, y = found.x[(i // 4) % len(found)], found.y[(i // 4) % len(found)] % 10
-    one = make_client(NETWORK_NAMES[i % 2], replace(found.data, num_classes=10), seed=options.seed + i)
+    images = sources[(i // 2) % 2]
+    x, y = images.x[(i // 4) % len(images)], images.y[(i // 4) % len(images)] % 10
+    one = make_client(NETWORK_NAMES[i % 2], replace(images.data, num_classes=10), seed=options.seed + i)
     return PeelCase(x, one.make_case([(x[None], y[None])], f"{NETWORK_NAMES[i % 2]}-{i}"))
 
 
 def _attack_pairs(attack: Attack, pairs: Sequence[PeelCase], options: Options) -> PeelResult:
-    found, seconds = run_attack(attack, [p.case for p in pairs], options)
-    guesses, x = torch.cat([one.x for one in found]).nan_to_num(), torch.stack([p.x for p in pairs])
+    answers, seconds = run_attack(attack, [p.case for p in pairs], options)
+    guesses, x = torch.cat([answer.x for answer in answers]).nan_to_num(), torch.stack([p.x for p in pairs])
     mse = (guesses - x).double().square().flatten(1).mean(dim=1)
     return PeelResult(mse, is_recovered(guesses.clamp(0, 1), x), [seconds])
 
 
-def _join_results(found: Sequence[PeelResult]) -> PeelResult:
-    seconds = [s for one in found for s in one.seconds]
-    return PeelResult(torch.cat([one.mse for one in found]), torch.cat([one.recovered for one in found]), seconds)
+def _join_results(results: Sequence[PeelResult]) -> PeelResult:
+    seconds = [s for result in results for s in result.seconds]
+    return PeelResult(torch.cat([result.mse for result in results]), torch.cat([result.recovered for result in results]), seconds)
 
 
-def _make_row(network: str, attack: str, found: PeelResult) -> dict[str, Any]:
+def _make_row(network: str, attack: str, result: PeelResult) -> dict[str, Any]:
     return {
         "network": network,
         "attack": attack,
-        "pairs": len(found.mse),
-        "success": float((found.mse <= MAX_EXACT_MSE).double().mean()),
-        "recovered": int(found.recovered.sum()),
-        "mse_median": float(found.mse.median()),
-        "mse_max": float(found.mse.max()),
-        "cpu_seconds": sum(found.seconds) / len(found.mse),
-        "cpu_max": max(found.seconds) if len(found.seconds) == len(found.mse) else None,
+        "pairs": len(result.mse),
+        "success": float((result.mse <= MAX_EXACT_MSE).double().mean()),
+        "recovered": int(result.recovered.sum()),
+        "mse_median": float(result.mse.median()),
+        "mse_max": float(result.mse.max()),
+        "cpu_seconds": sum(result.seconds) / len(result.mse),
+        "cpu_max": max(result.seconds) if len(result.seconds) == len(result.mse) else None,
     }
 
 

@@ -125,24 +125,24 @@ def _stop_after(seconds: float) -> Callable[[int, int, str], None]:
     return report
 
 
-def _describe_end(found: Reconstruction, device: str) -> str:
-    if found.interrupted:
+def _describe_end(answer: Reconstruction, device: str) -> str:
+    if answer.interrupted:
         return f"limit of {SEARCH_SECONDS[device]:.0f} CPU-seconds"
-    return "given up" if any("was given up" in note for note in found.notes) else "all iterations"
+    return "given up" if any("was given up" in note for note in answer.notes) else "all iterations"
 
 
 def _load_examples(options: Options, pixels: int, count: int) -> Images:
     if options.data:
-        found = load_images(options, "imagenet", count)
+        images = load_images(options, "imagenet", count)
     else:
         loaded = datasets.load("photos", size=min(pixels, STORED_PIXELS))
         order = torch.randperm(len(loaded.train), generator=torch.Generator().manual_seed(options.seed))
         chosen = order.repeat(-(-count // len(order)))[:count]
         x, y = loaded.train[chosen.numpy()]
-        found = Images("photos", x, torch.as_tensor(y), loaded.spec)
+        images = Images("photos", x, torch.as_tensor(y), loaded.spec)
     side = QUICK_PIXELS if options.quick else pixels
-    x = interpolate(found.x, size=(side, side), mode="bilinear", antialias=True).clamp(0, 1)
-    return replace(found, x=x, y=found.y % NUM_CLASSES, data=DataSpec(shape=(3, side, side), num_classes=NUM_CLASSES))
+    x = interpolate(images.x, size=(side, side), mode="bilinear", antialias=True).clamp(0, 1)
+    return replace(images, x=x, y=images.y % NUM_CLASSES, data=DataSpec(shape=(3, side, side), num_classes=NUM_CLASSES))
 
 
 def _make_client(options: Options, network: str, data: DataSpec, batch: int) -> LocalClient:
@@ -153,10 +153,10 @@ def _make_client(options: Options, network: str, data: DataSpec, batch: int) -> 
 def _describe_closed_form(case: Case, options: Options) -> str:
     """Return the name of the closed form that gives an answer, or the reason why none applies. No search is run."""
     try:
-        (found,), _ = run_attack(exact(fallback="none"), [case], options)
+        (answer,), _ = run_attack(exact(fallback="none"), [case], options)
     except ValueError as error:
         return str(error).split(";")[0].splitlines()[0][:100]
-    return found.route
+    return answer.route
 
 
 if __name__ == "__main__":

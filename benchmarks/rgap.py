@@ -70,7 +70,7 @@ def measure_table1(options: Options) -> TableAndSummary:
 
 def _measure_data(name: str, options: Options) -> list[dict[str, Any]]:
     many, few = (2, 1) if options.quick else (100 if name == "cifar10" else 50, 3)
-    found = load_images(options, name, many).of_two_classes()
+    images = load_images(options, name, many).of_two_classes()
     jobs: list[tuple[str, str, Attack, int]] = [
         ("cnn6", "rgap", rgap(), many),
         ("cnn6", "rgap(paper_mode)", rgap(paper_mode=True), few),
@@ -86,7 +86,7 @@ def _measure_data(name: str, options: Options) -> list[dict[str, Any]]:
     for network, attack, run, count in jobs:
         if options.quick and (attack == "hgap" or (network, attack) == ("cnn6_d", "rgap(paper_mode)")):
             continue  # these take as long as all others together
-        rows.append(_measure_attack(found.take_first(count), network, attack, run, options))
+        rows.append(_measure_attack(images.take_first(count), network, attack, run, options))
         print(f"{name} {network} {attack}: {rows[-1]['mse']:.2g}", file=sys.stderr)
     for network in ("cnn6", "cnn6_d"):
         for attack, (mean, deviation) in PAPER_RESULTS[name, network].items():
@@ -96,14 +96,14 @@ def _measure_data(name: str, options: Options) -> list[dict[str, Any]]:
     return rows
 
 
-def _measure_attack(found: Images, network: str, name: str, attack: Attack, options: Options) -> dict[str, Any]:
+def _measure_attack(images: Images, network: str, name: str, attack: Attack, options: Options) -> dict[str, Any]:
     """Run one attack on every image, one after the other, and return a row.
 
     name: of the attack in the row; if it contains "paper_mode", the attack is given the labels.
     """
-    one = make_client(network, found.data, loss="logistic", seed=options.seed)
+    one = make_client(network, images.data, loss="logistic", seed=options.seed)
     errors, seconds = [], []
-    for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
+    for i, (x, y) in enumerate(zip(images.x, images.y, strict=True)):
         case = one.make_case([(x[None], y[None])], f"{network}-{i}")
         if "paper_mode" in name:
             case = replace(case, known_labels=y[None])
@@ -112,11 +112,11 @@ def _measure_attack(found: Images, network: str, name: str, attack: Attack, opti
         seconds.append(took)
     mse = torch.tensor(errors, dtype=torch.float64)
     return {
-        "data": found.name,
+        "data": images.name,
         "network": network,
         "attack": name,
         "source": "measured",
-        "images": len(found),
+        "images": len(images),
         "mse": float(mse.mean()),
         "sd": float(mse.std()) if len(mse) > 1 else 0.0,
         "mse_median": float(mse.median()),
@@ -178,9 +178,9 @@ def measure_many(options: Options) -> TableAndSummary:
     one = make_client("cnn6", quarter.data, loss="logistic", seed=options.seed)
     cases = [one.make_case([(a[None], b[None])], f"cnn6-{i}") for i, (a, b) in enumerate(zip(x, y, strict=True))]
     print(f"{count} gradients are there", file=sys.stderr)
-    found, seconds = run_attack(rgap(), cases, options)
-    mse = torch.stack([(one.x[0] - a).double().square().mean() for one, a in zip(found, x, strict=True)])
-    wall = sum(one.seconds for one in found)
+    answers, seconds = run_attack(rgap(), cases, options)
+    mse = torch.stack([(answer.x[0] - a).double().square().mean() for answer, a in zip(answers, x, strict=True)])
+    wall = sum(answer.seconds for answer in answers)
     row = {"images": count, "device": options.device, "wall_seconds": wall, "cpu_seconds": seconds}
     row |= {"mse": float(mse.mean()), "mse_max": float(mse.max()), "same": float((mse <= MAX_IDENTICAL_MSE).double().mean())}
     return [row], {"many_seconds": wall, "many_mse_max": row["mse_max"], "many_same": row["same"]}

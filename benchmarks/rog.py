@@ -30,8 +30,9 @@ from dataclasses import asdict
 import torch
 from support.attacked import PUBLISHED_SEARCH, run_attack
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
+from support.rog.attacks import FOLDER
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, observe, resize
-from support.rog.comparison import FOLDER, measure_columns
+from support.rog.comparison import measure_columns
 from support.rog.esrgan import port_upscaler
 from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
 from support.rog.outcomes import load_perceptual, measure_similarity
@@ -67,23 +68,23 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     if options.table == "weights":
-        found = train_ready_enhancer(options, READY_FILE if not options.quick else FOLDER / "enhancer.safetensors")
+        table = train_ready_enhancer(options, READY_FILE if not options.quick else FOLDER / "enhancer.safetensors")
     elif options.table == "esrgan":
-        found = port_upscaler(options, PORTED_FILE)
+        table = port_upscaler(options, PORTED_FILE)
     elif options.table == "train":
-        found = train_priors(options, FOLDER / ("quick" if options.quick else "priors"))
+        table = train_priors(options, FOLDER / ("quick" if options.quick else "priors"))
     elif options.table in ("priors", "batch32"):
         scale = SMALL_BATCHES if options.table == "priors" else LARGE_BATCH
-        found = measure_priors(options, FOLDER / ("quick" if options.quick else "priors"), scale)
+        table = measure_priors(options, FOLDER / ("quick" if options.quick else "priors"), scale)
     elif options.table == "tradeoff":
-        found = measure_tradeoff(options, FOLDER / ("tradeoff-quick" if options.quick else "tradeoff"))
+        table = measure_tradeoff(options, FOLDER / ("tradeoff-quick" if options.quick else "tradeoff"))
     elif options.table == "single":
-        found = measure_single(options)
+        table = measure_single(options)
     elif options.table == "unseen":
-        found = measure_unseen(options)
+        table = measure_unseen(options)
     else:
-        found = measure_columns(options)
-    print_results("rog", *found, options)
+        table = measure_columns(options)
+    print_results("rog", *table, options)
 
 
 def measure_single(options: Options) -> TableAndSummary:

@@ -16,6 +16,7 @@ from attacker.report.pairs import read_pair_tensors
 from attacker.scoring import Scorer, ScoreRow, Summary, summarise, to_pandas, write_csv
 from attacker.scoring.comparison import compare_examples
 from attacker.scoring.measures import make_empty_measures
+from attacker.scoring.score import EFFORT_FIELDS
 from attacker.scoring.states import REASON_UNMATCHED
 from fedleak import figures
 from fedleak.federations import find_run
@@ -138,7 +139,7 @@ def score(
 
 
 def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
-    (found,) = result.reconstructions
+    (reconstruction,) = result.reconstructions
     x, labels = x.detach().cpu().float(), [int(label) for label in y]
     if tuple(x.shape[1:]) != result.data.shape or len(x) != len(labels):
         shape = (len(labels), *result.data.shape)
@@ -150,7 +151,7 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
             f"x must hold the images in [0, 1], before normalisation with mean and std, got values from {float(x.min()):.3g} to "
             f"{float(x.max()):.3g}; divide 8-bit images by 255"
         )
-    compared = compare_examples(found, x, labels, result.data, lpips=load_lpips(result.data))
+    compared = compare_examples(reconstruction, x, labels, result.data, lpips=load_lpips(result.data))
     spec: AttackSpec = result.spec
     common = ScoreRow(
         source="memory",
@@ -158,17 +159,12 @@ def _score_in_memory(result: AttackResult, x: Tensor, y: Tensor) -> ScoreTable:
         spec=str(spec),
         null=spec.null,
         knows_defense=spec.knows_defense,
-        oracles=found.oracles,
-        seed=found.seed,
-        case=found.case,
-        iterations=found.iterations,
-        evaluations=found.evaluations,
-        restarts=found.restarts,
-        seconds=found.seconds,
-        route=found.route,
-        interrupted=found.interrupted,
-        state="interrupted" if found.interrupted else "done",
-        notes=found.notes,
+        oracles=reconstruction.oracles,
+        seed=reconstruction.seed,
+        case=reconstruction.case,
+        **{name: getattr(reconstruction, name) for name in EFFORT_FIELDS},
+        state="interrupted" if reconstruction.interrupted else "done",
+        notes=reconstruction.notes,
         surplus=compared.surplus,
         rounds=(1,),
         index=0,

@@ -142,12 +142,12 @@ class TruthReader:
 
         If a step is written twice, because a message was delivered twice, the last one counts.
         """
-        found: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
+        steps: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
         path = self.folder / f"{os.path.basename(client)}.jsonl"
         for number, row in enumerate(read_json_lines(path, "copy the file that the client wrote"), start=1):
             indices = row.get("indices")
             counts = all(is_count(row.get(key)) for key in ("round", "attempt", "step"))
             if not (counts and isinstance(indices, list) and all(map(is_count, indices))):
                 raise DamagedFile(path, f"row {number} is not valid truth: {shorten(row)}; copy the file that the client wrote")
-            found.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
-        return found
+            steps.setdefault((row["round"], row["attempt"]), {})[row["step"]] = tuple(row["indices"])
+        return steps

@@ -7,7 +7,7 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.multi_round.spans.attack import spans
 from attacker.attacks.multi_round.spans.cohort_attack import cohort_spans
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.papers.accumulate import accumulate
 from attacker.attacks.papers.agic import agic
 from attacker.attacks.papers.closed_form import cocktail_party, exact, hgap, rgap, robbing_the_fed

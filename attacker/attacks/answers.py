@@ -26,9 +26,10 @@ def build_reconstruction(
     """
     slots, start = [], 0
     for observation in case.observations:
-        own = list_slots(observation.round, observation.client, find_schedule(observation)[0], observation.num_examples or len(x))
-        slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in own]
-        start += observation.num_examples or len(x)
+        count, sizes = observation.num_examples or len(x), find_schedule(observation)[0]
+        places = list_slots(observation.round, observation.client, sizes, count)
+        slots += [replace(slot, example=(start + slot.example) % len(x)) for slot in places]
+        start += count
     defaults: dict[str, Any] = {
         "confidence": torch.full((len(x),), float("nan")),
         "slots": tuple(slots),
@@ -58,9 +59,9 @@ def find_problems(attack: str, cases: Sequence[Case], answers: Any) -> dict[str,
              message. A missing answer is no problem if any answer is marked as interrupted, since the attack then stopped early.
     """
     if not isinstance(answers, list | tuple) or not all(isinstance(answer, Reconstruction) for answer in answers):
-        kinds = sorted({type(answer).__name__ for answer in answers}) if isinstance(answers, list | tuple) else []
-        found = f"a {type(answers).__name__} of {' and '.join(kinds)}" if kinds else type(answers).__name__
-        return {case.key: f"{attack} must return a list of Reconstruction, one per case, got {found}" for case in cases}
+        types = sorted({type(answer).__name__ for answer in answers}) if isinstance(answers, list | tuple) else []
+        got = f"a {type(answers).__name__} of {' and '.join(types)}" if types else type(answers).__name__
+        return {case.key: f"{attack} must return a list of Reconstruction, one per case, got {got}" for case in cases}
     problems = {
         case.key: fault
         for case in cases
@@ -84,15 +85,15 @@ def _find_fault(case: Case, answer: Reconstruction) -> str:
     A slot is the place of an example in one of the client's batches.
     """
     shape, x = case.observations[0].data.shape, answer.x
-    wanted = f"(N, {', '.join(map(str, shape))})"
+    expected = f"(N, {', '.join(map(str, shape))})"
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0 or tuple(x.shape[1:]) != shape:
-        return f"x must be floats of shape {wanted}, got {_describe(x)}; return one row for each example"
+        return f"x must be floats of shape {expected}, got {_describe(x)}; return one row for each example"
     if len(x) == 0:
         return f"x must hold at least one example, got {_describe(x)}; raise ValueError for a case without an answer"
-    own = {"confidence": answer.confidence, "explained": answer.explained}
+    per_example = {"confidence": answer.confidence, "explained": answer.explained}
     if not isinstance(answer.y, Tensor) or answer.y.dtype != torch.int64 or tuple(answer.y.shape) != (len(x),):
         return f"y must be int64 of shape ({len(x)},), one label for each row of x, got {_describe(answer.y)}"
-    for name, value in own.items():
+    for name, value in per_example.items():
         if value is not None and (not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != (len(x),)):
             return f"{name} must be floats of shape ({len(x)},), NaN where nothing is known, got {_describe(value)}"
     if (

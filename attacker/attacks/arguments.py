@@ -45,13 +45,13 @@ def list_settable(factory: Callable[..., Any]) -> dict[str, AllowedValues]:
 
     factory: function or class that takes an attack's arguments and returns the attack.
     """
-    hints, found = _read_hints(factory), {}
+    hints, settable = _read_hints(factory), {}
     for parameter in signature(factory).parameters.values():
         if parameter.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
             declared = _read_allowed_values(hints.get(parameter.name, type(parameter.default)))
             if declared is not None:
-                found[parameter.name] = declared
-    return found
+                settable[parameter.name] = declared
+    return settable
 
 
 def list_files(factory: Callable[..., Any]) -> list[str]:

@@ -57,11 +57,11 @@ def get_arguments(attack: str, preset: str, model: ModelSpec, data: DataSpec) ->
     settings = get_settings(attack)
     if preset not in settings:
         raise ValueError(f"unknown preset {preset!r} of {attack}.{suggest_name(preset, settings)} Known: {', '.join(settings)}")
-    found = settings[preset]
+    arguments = settings[preset]
     if preset == "tuned":
-        found = found.get(find_family(models.build_layout(model, data)), {})
+        arguments = arguments.get(find_family(models.build_layout(model, data)), {})
     of_inputs = _read_presets().get(attack, {}).get("tv_of") == "inputs"
-    return {key: _compute_tv(value, data, of_inputs) if key == "tv" else value for key, value in found.items()}
+    return {key: _compute_tv(value, data, of_inputs) if key == "tv" else value for key, value in arguments.items()}
 
 
 def _compute_tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
@@ -81,8 +81,8 @@ def get_settings(attack: str) -> dict[str, Mapping[str, Any]]:
 
     A preset without settings for the attack has an empty mapping.
     """
-    own = _read_presets().get(attack, {})
-    return {preset: own.get(preset, {}) for preset in PRESETS}
+    presets = _read_presets().get(attack, {})
+    return {preset: presets.get(preset, {}) for preset in PRESETS}
 
 
 @cache

@@ -120,13 +120,13 @@ def _check_value(title: str, value: Any, default: Any) -> None:
     otherwise of the type of `default`. title: the attack and argument, for the message.
     """
     if isinstance(default, bool):
-        good, wanted = isinstance(value, bool), "true or false"
+        good, expected = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
-        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a whole number above 0"
+        good, expected = isinstance(value, int) and not isinstance(value, bool) and value > 0, "a whole number above 0"
     elif isinstance(default, float):
         good = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
-        wanted = "a number that is not negative"
+        expected = "a number that is not negative"
     else:
-        good, wanted = isinstance(value, type(default)), "a text"
+        good, expected = isinstance(value, type(default)), "a text"
     if not good:
-        raise ValueError(f"{title} must be {wanted}, got {value!r}")
+        raise ValueError(f"{title} must be {expected}, got {value!r}")

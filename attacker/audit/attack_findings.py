@@ -162,14 +162,14 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str], dat
     spec: the attack as text. updates: number of updates attacked. folder: the folder with the attack's reconstructions.
     cases: keys of the cases to count; those without a reconstruction add 0. data: the stated specification of the data.
     """
-    found = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
-    notes = [note for answer in found for note in answer.notes if note.startswith("confidence is undecided")]
-    fitting = [answer.x[_is_right_but_undecided(answer)] for answer in found]
+    answers = [Reconstruction.read(path) for case in cases if (path := make_reconstruction_path(folder, case)).exists()]
+    notes = [note for answer in answers for note in answer.notes if note.startswith("confidence is undecided")]
+    fitting = [answer.x[_is_right_but_undecided(answer)] for answer in answers]
     far = [x[is_far_outside(x)] for x in fitting]
     values = torch.cat([x.flatten() for x in far]) if far else torch.zeros(0)
-    confidence, misread, misread_as = _doubt_normalisation(found, data)
+    confidence, misread, misread_as = _doubt_normalisation(answers, data)
     shares = [
-        share for answer in found if answer.explained is not None for share in answer.explained.tolist() if not isnan(share)
+        share for answer in answers if answer.explained is not None for share in answer.explained.tolist() if not isnan(share)
     ]
     return AuditedAttack(
         spec=spec,
@@ -187,16 +187,16 @@ def judge_alone(spec: str, updates: int, folder: Path, cases: Sequence[str], dat
     )
 
 
-def _doubt_normalisation(found: Sequence[Reconstruction], data: DataSpec) -> tuple[Tensor, int, str]:
+def _doubt_normalisation(answers: Sequence[Reconstruction], data: DataSpec) -> tuple[Tensor, int, str]:
     """Return the confidence in all examples, (N,), and how many are misread, and why: see `AuditedAttack.misread`.
 
     All likely images, and those that are undecided for this reason alone, are judged together: one photograph of little contrast
     may fit to another normalisation by chance, and several do not. The confidence in misread images becomes NaN.
     """
-    if not found:
+    if not answers:
         return torch.zeros(0), 0, ""
-    x, confidence = torch.cat([answer.x for answer in found]), torch.cat([answer.confidence for answer in found])
-    suspected = [answer.confidence.isnan() & any(WOULD_FILL in note for note in answer.notes) for answer in found]
+    x, confidence = torch.cat([answer.x for answer in answers]), torch.cat([answer.confidence for answer in answers])
+    suspected = [answer.confidence.isnan() & any(WOULD_FILL in note for note in answer.notes) for answer in answers]
     judged = (confidence >= MIN_LIKELY) | torch.cat(suspected)
     other = find_other_normalisation(x[judged], data)
     if other is None:
@@ -205,14 +205,14 @@ def _doubt_normalisation(found: Sequence[Reconstruction], data: DataSpec) -> tup
     return confidence.masked_fill(misread, torch.nan), int(misread.sum()), str(other)
 
 
-def _is_right_but_undecided(found: Reconstruction) -> Tensor:
+def _is_right_but_undecided(answer: Reconstruction) -> Tensor:
     """Return a mask (N,) of the undecided images that explain the gradient.
 
-    It is false for all answers of `ESTIMATING_ROUTES`.
+    It is false for all answer of `ESTIMATING_ROUTES`.
     """
-    if found.x.ndim != 4 or found.explained is None or found.route in ESTIMATING_ROUTES:  # only images have a known range
-        return torch.zeros(len(found.x), dtype=torch.bool)
-    return found.confidence.isnan() & (found.explained >= MIN_EXPLAINED)
+    if answer.x.ndim != 4 or answer.explained is None or answer.route in ESTIMATING_ROUTES:  # only images have a known range
+        return torch.zeros(len(answer.x), dtype=torch.bool)
+    return answer.confidence.isnan() & (answer.explained >= MIN_EXPLAINED)
 
 
 def describe_failures(rows: Sequence[Row], cases: Sequence[PlannedCase], failed: Mapping[str, str]) -> tuple[int, str]:
@@ -252,12 +252,12 @@ def judge_results(
         yield _judge_confidence(attacks, advice, is_random=is_random)
         return
     strongest = max(attacks, key=_measure_strength)
-    found = _grade(strongest)
-    if found is None:
+    graded = _grade(strongest)
+    if graded is None:
         reason = "; ".join(f"{attack.spec}: {attack.words}" for attack in attacks)
         yield NotChecked(rule=RECOVERED_RULE, reason=reason, kind="inconclusive")
         return
-    rule, grade, title = found
+    rule, grade, title = graded
     evidence = f"{strongest.spec} on {_count(strongest.updates, 'update')}: {strongest.words}."
     yield Finding(rule=rule, grade=grade, title=title, evidence=evidence, advice=advice, picture=strongest.picture)
 

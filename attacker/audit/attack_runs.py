@@ -182,7 +182,7 @@ def limit_time(seconds: float) -> Iterator[TimeLimit]:
     if threading.current_thread() is not threading.main_thread():
         yield limit
         return
-    before = signal.signal(signal.SIGALRM, limit.stop)
+    previous = signal.signal(signal.SIGALRM, limit.stop)
     signal.setitimer(signal.ITIMER_REAL, min(max(seconds, 1e-3), MAX_TIMER_SECONDS))
     try:
         yield limit
@@ -191,4 +191,4 @@ def limit_time(seconds: float) -> Iterator[TimeLimit]:
             raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)

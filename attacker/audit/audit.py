@@ -85,38 +85,38 @@ def check_recording(recording: Recording) -> list[CheckResult]:
     problems = [find_bad_numbers(observation) for observation in sampled]
     observations = [observation for observation, problem in zip(sampled, problems, strict=True) if not problem]
     metrics = read_metrics(recording.folder.parent)
-    found: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
+    results: list[CheckResult] = [*check_weights(recording), *check_epsilon(recording, metrics)]
     recorded, trained = len(recording.list_rounds()), sum(row["round"] > 0 for row in metrics)
     if recorded < trained:
         reason = (
             f"only {recorded} of {trained} rounds are recorded, and the server receives the updates of all rounds, which "
             "together may reveal more"
         )
-        found.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
+        results.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
     if any(problems):
         first = next(filter(None, problems))
         reason = f"{len(sampled) - len(observations)} of {len(sampled)} updates are left out of the checks; {first}"
-        found.append(NotChecked(rule="updates", reason=reason, kind="left out"))
+        results.append(NotChecked(rule="updates", reason=reason, kind="left out"))
     if not sampled:
-        return [*found, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
+        return [*results, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
     if not observations:
-        return found
+        return results
     signature = None
     if (spec := observations[0].defenses).steps:
         signature = measure_signature(spec, observations[0].update)
-    found += check_defense(observations, signature)
-    found.append(check_support(observations, signature))
-    found += check_noise(observations, signature)
-    found += check_settings(recording, observations)
-    found.append(check_training(observations))
-    found += check_shape(recording.manifest.data)
-    found += check_labels(observations)
-    found += check_tokens(observations)
+    results += check_defense(observations, signature)
+    results.append(check_support(observations, signature))
+    results += check_noise(observations, signature)
+    results += check_settings(recording, observations)
+    results.append(check_training(observations))
+    results += check_shape(recording.manifest.data)
+    results += check_labels(observations)
+    results += check_tokens(observations)
     if recording.manifest.gradient != "plain" or recording.manifest.inputs:
         names = ", ".join(filter(None, (recording.manifest.gradient, recording.manifest.inputs)))
         reason = f"{names}: applied before the update is computed, so that no check of updates can test it; only attacks can"
-        found.append(NotChecked(rule="defense-of-training", reason=reason, kind="left out"))
-    return found
+        results.append(NotChecked(rule="defense-of-training", reason=reason, kind="left out"))
+    return results
 
 
 def audit(
@@ -216,12 +216,12 @@ def _sample(recording: Recording) -> list[Observation]:
     """
     rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))
-    found, problem = [], None
+    observations, problem = [], None
     for row in rows[::step]:
         try:
-            found.append(recording.read_observation(row))
+            observations.append(recording.read_observation(row))
         except DamagedFile as error:
             problem = error
-    if rows and not found and problem is not None:
+    if rows and not observations and problem is not None:
         raise problem
-    return found
+    return observations

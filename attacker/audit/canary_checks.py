@@ -35,8 +35,8 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
     declared = None
     if scorer is not None and isinstance(accounted, int | float) and recording.list_rounds() and _has_gaussian_noise(recording):
         declared = float(accounted)
-    found = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
-    if found is None:
+    guesses = None if scorer is None else guess_canaries(scorer, recording, epsilon=declared, delta=delta)
+    if guesses is None:
         reason = "no client planted canaries, from which epsilon is bounded from below; plant them by clients.canaries"
         if any(row.client == SUM_CLIENT for row in recording.read_rows(on_damage=lambda error: None)):
             reason = "only secure sums are recorded, and canaries are evaluated on updates of single clients"
@@ -45,14 +45,14 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         yield NotChecked(rule=REFUTED_RULE, reason=reason, kind="needs information")
         return
     gaussian = _has_gaussian_noise(recording)
-    epsilon = _bound(found, delta, gaussian=gaussian)
+    epsilon = _bound(guesses, delta, gaussian=gaussian)
     stated = "none, as no noise is accounted" if not isinstance(accounted, int | float) else f"{accounted:.3g}"
     evidence = (
-        f"{found.right_of_all} of {found.canaries} guesses about canaries are right, and {found.right} of the {found.guesses} "
-        f"surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
+        f"{guesses.right_of_all} of {guesses.canaries} guesses about canaries are right, and {guesses.right} of the "
+        f"{guesses.guesses} surest: epsilon is at least {epsilon:.3g} with a confidence of {CONFIDENCE_LEVEL:.0%}. "
         f"The accountant's epsilon: {stated}."
     )
-    refuted = _bound(found, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
+    refuted = _bound(guesses, delta, gaussian=gaussian, confidence=ACCUSATION_LEVEL)
     if isinstance(accounted, int | float) and math.isfinite(accounted) and refuted > accounted:
         yield Finding(
             rule=REFUTED_RULE,
@@ -65,7 +65,7 @@ def check_canaries(recording: Recording, scorer: Scorer | None, metrics: Sequenc
         yield PassedCheck(rule=REFUTED_RULE, evidence=evidence)
 
 
-def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
+def _bound(counts: CanaryGuesses, delta: float, *, gaussian: bool, confidence: float = CONFIDENCE_LEVEL) -> float:
     """Return a lower bound on epsilon that holds with a probability of at least `confidence`.
 
     For Gaussian noise (`gaussian`), the bound is the larger of `bound_gaussian_epsilon` and
@@ -73,12 +73,12 @@ def _bound(found: CanaryGuesses, delta: float, *, gaussian: bool, confidence: fl
     together. If the noise is not Gaussian, the bound is `bound_epsilon`.
     """
     if not gaussian:
-        return bound_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=confidence)
+        return bound_epsilon(counts.right, counts.guesses, canaries=counts.canaries, delta=delta, confidence=confidence)
     each = (1 + confidence) / 2
     return max(
-        bound_gaussian_epsilon(found.right, found.guesses, canaries=found.canaries, delta=delta, confidence=each),
+        bound_gaussian_epsilon(counts.right, counts.guesses, canaries=counts.canaries, delta=delta, confidence=each),
         bound_epsilon_of_independent_guesses(
-            found.right_of_all, found.canaries, delta=delta, overlap=found.overlap, confidence=each
+            counts.right_of_all, counts.canaries, delta=delta, overlap=counts.overlap, confidence=each
         ),
     )
 

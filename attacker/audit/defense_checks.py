@@ -93,7 +93,7 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
     recorded = [_find_support(observation.update) for observation in observations[:MAX_COMPARED]]
     common = [float((a & b).sum() / a.sum().clamp(min=1)) for a, b in pairwise(recorded)]
     chance = sum(float(support.float().mean()) for support in recorded) / len(recorded)
-    found = (
+    share = (
         f" Successive updates have {sum(common) / len(common):.0%} of the kept coordinates in common; by chance it would be "
         f"{chance:.0%}."
         if common
@@ -103,7 +103,7 @@ def check_support(observations: Sequence[Observation], signature: Signature | No
         rule=SUPPORT_RULE,
         grade="low",
         title="The data decide which coordinates a client sends.",
-        evidence=f"{spec} keeps different coordinates in different updates.{found} Whoever sees a message sees which it keeps.",
+        evidence=f"{spec} keeps different coordinates in different updates.{share} Whoever sees a message sees which it keeps.",
         advice="Choose the coordinates at random (random_k). Otherwise attackers learn from the choice, for example labels.",
     )
 

@@ -47,8 +47,8 @@ def measure_signature(spec: DefenseSpec, like: Update) -> Signature:
         after = apply(spec, before, 10 + draw)
         idempotent &= measure_change(apply(spec, after, 30 + draw), after) < MAX_UNCHANGED_DIFFERENCE
         zeros = min(zeros, measure_zero_share(after))
-        one, other = apply(last, after, 20 + draw), apply(last, after, 30 + draw)
-        additive &= all(bool((one[name] != other[name]).all()) for name in after)
+        first, other = apply(last, after, 20 + draw), apply(last, after, 30 + draw)
+        additive &= all(bool((first[name] != other[name]).all()) for name in after)
         for name, count in count_levels(after).items():
             levels[name], sizes[name] = max(levels.get(name, 0), count), int((after[name] != 0).sum())
     few = {name: count for name, count in levels.items() if count <= MAX_LEVEL_SHARE * sizes[name]}
@@ -118,8 +118,8 @@ def draw_like(like: Update, seed: int) -> dict[str, Tensor]:
     values of that tensor are 0.
     """
     rng = Generator().manual_seed(seed)
-    found = {}
+    drawn = {}
     for name, t in like.items():
         size = float(t.float().square().mean().sqrt()) or 1.0
-        found[name] = size * torch.randn(t.shape, generator=rng).to(t.dtype)
-    return found
+        drawn[name] = size * torch.randn(t.shape, generator=rng).to(t.dtype)
+    return drawn

@@ -132,7 +132,7 @@ def _find_small_tails(tails: Sequence[Tensors]) -> str:
     tails: for each update, what `_compute_tails` returns. All updates are taken together.
     """
     for name in tails[0]:
-        squares = torch.cat([found[name] for found in tails if name in found]).square()
+        squares = torch.cat([values[name] for values in tails if name in values]).square()
         if float(squares.mean()) < 0.8 * (1 - _compute_margin(len(squares))):
             size = float(squares.mean().sqrt())
             return f"{name}: noise beyond the rank of the gradient has {size:.2g} of the declared standard deviation"
@@ -201,14 +201,14 @@ def _compute_tails(observation: Observation, scaled: Tensors) -> dict[str, Tenso
     if examples is None or not training.is_linear or training.weight_decay:
         return {}
     rank = examples * (training.epochs or 1)
-    found = {}
+    tails = {}
     for name, values in scaled.items():
         if values.ndim != 2 or min(values.shape) < rank + MIN_TAIL:
             continue
         u, s, v = torch.linalg.svd(values, full_matrices=False)
         tail = (u[:, rank:] * s[rank:]) @ v[rank:]
-        found[name] = tail.flatten() / _measure_tail_power(values.shape, rank) ** 0.5
-    return found
+        tails[name] = tail.flatten() / _measure_tail_power(values.shape, rank) ** 0.5
+    return tails
 
 
 @cache

@@ -40,14 +40,14 @@ SUFFIXES = (".html", ".json", ".sarif", ".xml")
 """Endings of the files to which `write` writes an audit."""
 
 
-def render(found: Audit, run: Path) -> str:
+def render(audit: Audit, run: Path) -> str:
     """Return the audit as one HTML page, which holds its pictures. run: folder of the run, where the pictures are."""
-    shown = [finding.picture for finding in found.findings if finding.picture]
+    shown = [finding.picture for finding in audit.findings if finding.picture]
     return (
         make_environment("attacker.audit")
         .get_template("audit.html")
         .render(
-            audit=found,
+            audit=audit,
             no_answer=NO_ANSWER,
             describe_change=describe_change,
             least_likely=MIN_LIKELY,
@@ -59,7 +59,7 @@ def render(found: Audit, run: Path) -> str:
     )
 
 
-def write(found: Audit, run: Path, path: Path) -> None:
+def write(audit: Audit, run: Path, path: Path) -> None:
     """Write an audit to a file in the format of its suffix: .html, .json, .sarif or .xml (JUnit).
 
     Raises ValueError for another suffix.
@@ -68,10 +68,10 @@ def write(found: Audit, run: Path, path: Path) -> None:
 
     check_suffix(path)
     formats = {
-        ".html": lambda: render(found, run),
-        ".json": lambda: dumps(found.as_json(), indent=2) + "\n",
-        ".sarif": lambda: dumps(to_sarif(found), indent=2) + "\n",
-        ".xml": lambda: to_junit(found),
+        ".html": lambda: render(audit, run),
+        ".json": lambda: dumps(audit.as_json(), indent=2) + "\n",
+        ".sarif": lambda: dumps(to_sarif(audit), indent=2) + "\n",
+        ".xml": lambda: to_junit(audit),
     }
     write_bytes(path, formats[path.suffix]().encode())
 
@@ -82,13 +82,13 @@ def check_suffix(path: Path) -> None:
         raise ValueError(f"{path}: unknown ending {path.suffix!r}. Write the audit to a file ending in {', '.join(SUFFIXES)}")
 
 
-def to_sarif(found: Audit) -> dict[str, Any]:
+def to_sarif(audit: Audit) -> dict[str, Any]:
     """Return the findings as JSON values in the Static Analysis Results Interchange Format 2.1.0, which code hosts show.
 
     Attacks that failed on at least one update are notifications. An audit in which no attack reconstructed an update is an
     unsuccessful execution.
     """
-    rules = {finding.rule: finding for finding in found.findings}
+    rules = {finding.rule: finding for finding in audit.findings}
     driver = {
         "name": "fedleak",
         "informationUri": "https://github.com/fedleak/fedleak",
@@ -102,13 +102,13 @@ def to_sarif(found: Audit) -> dict[str, Any]:
             "locations": [{"physicalLocation": {"artifactLocation": {"uri": "recording/manifest.json"}}}],
             "properties": {"grade": finding.grade},
         }
-        for finding in found.findings
+        for finding in audit.findings
     ]
-    notifications = [("warning", f"{attack.spec} {attack.failure_words}") for attack in found.attacks if attack.failed]
-    if not found.has_answer:
+    notifications = [("warning", f"{attack.spec} {attack.failure_words}") for attack in audit.attacks if attack.failed]
+    if not audit.has_answer:
         notifications.append(("error", NO_ANSWER))
     invocation = {
-        "executionSuccessful": found.has_answer,
+        "executionSuccessful": audit.has_answer,
         "toolExecutionNotifications": [{"level": level, "message": {"text": text}} for level, text in notifications],
     }
     return {
@@ -118,33 +118,33 @@ def to_sarif(found: Audit) -> dict[str, Any]:
     }
 
 
-def to_junit(found: Audit) -> str:
+def to_junit(audit: Audit) -> str:
     """Return the audit as the XML text of a JUnit test suite.
 
     Each finding is a failed test, each check that passed a passed one, and each that was not made or decided nothing a skipped
     one. If no attack has an answer, there is one more test, with an error.
     """
-    count = len(found.findings) + len(found.passed) + len(found.not_checked) + (not found.has_answer)
+    count = len(audit.findings) + len(audit.passed) + len(audit.not_checked) + (not audit.has_answer)
     suite = ElementTree.Element(
         "testsuite",
-        name=f"fedleak audit of {found.run}",
+        name=f"fedleak audit of {audit.run}",
         tests=str(count),
-        failures=str(len(found.findings)),
-        errors=str(int(not found.has_answer)),
-        skipped=str(len(found.not_checked)),
-        time=f"{found.seconds:.1f}",
+        failures=str(len(audit.findings)),
+        errors=str(int(not audit.has_answer)),
+        skipped=str(len(audit.not_checked)),
+        time=f"{audit.seconds:.1f}",
     )
-    for finding in found.findings:
+    for finding in audit.findings:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name=finding.rule)
         ElementTree.SubElement(
             case, "failure", type=finding.grade, message=finding.title
         ).text = f"{finding.evidence} {finding.advice}"
-    if not found.has_answer:
+    if not audit.has_answer:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name="attacks")
         ElementTree.SubElement(case, "error", message=NO_ANSWER)
-    for passed in found.passed:
+    for passed in audit.passed:
         ElementTree.SubElement(suite, "testcase", classname="audit", name=passed.rule)
-    for skipped in found.not_checked:
+    for skipped in audit.not_checked:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name=skipped.rule)
         ElementTree.SubElement(case, "skipped", message=skipped.reason)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"

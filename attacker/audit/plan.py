@@ -271,10 +271,10 @@ def _select(spec: AttackSpec, rows: Sequence[Row]) -> PlannedAttack:
     """
     rounds = Counter(row.client for row in rows)
     if spec.name in JOINT_ATTACKS:
-        own = sorted(rows, key=lambda row: -rounds[row.client])
+        ordered = sorted(rows, key=lambda row: -rounds[row.client])
     else:
-        own = sorted((row for row in rows if row.round == rows[0].round), key=lambda row: row.num_examples or inf)
-    return _keep_clients(PlannedAttack(spec=spec, rows=tuple(own), core_seconds=0.0), CLIENT_COUNTS[0])
+        ordered = sorted((row for row in rows if row.round == rows[0].round), key=lambda row: row.num_examples or inf)
+    return _keep_clients(PlannedAttack(spec=spec, rows=tuple(ordered), core_seconds=0.0), CLIENT_COUNTS[0])
 
 
 def _keep_clients(planned: PlannedAttack, count: int) -> PlannedAttack:

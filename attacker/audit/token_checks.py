@@ -64,8 +64,8 @@ def _list_embeddings(model: nn.Module, data: DataSpec) -> dict[str, bool]:
     token, the gradient of most of its rows is not zero. Raises what `model` raises for inputs of zeros or ones.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    own = {id(model.get_parameter(name)) for name in find_token_embeddings(model, data)}
-    weights = {names[key]: model.get_parameter(names[key]) for key in own}
+    token_weights = {id(model.get_parameter(name)) for name in find_token_embeddings(model, data)}
+    weights = {names[key]: model.get_parameter(names[key]) for key in token_weights}
     if not weights:
         return {}
     with torch.enable_grad():

@@ -72,10 +72,10 @@ def _list_contradictions(observation: Observation, unused: Container[str]) -> li
     """Return sentences on what the stated training cannot explain. unused: names of parameters that the network does not use."""
     before = {name: t for name, t in {**observation.weights, **observation.buffers}.items() if name not in unused}
     after = {**observation.payload.tensors, **observation.buffers_after}
-    found = find_contradictions(
+    contradictions = find_contradictions(
         observation.training, observation.num_examples, before, after, is_defended=observation.is_defended
     )
-    return found or _judge_head(observation)
+    return contradictions or _judge_head(observation)
 
 
 def _list_unused(observation: Observation) -> frozenset[str]:
@@ -87,10 +87,10 @@ def _list_unused(observation: Observation) -> frozenset[str]:
         network = models.build(observation.model, observation.data).eval().requires_grad_(True)
         x = torch.rand(2, *observation.data.shape, generator=torch.Generator().manual_seed(0))
         names, parameters = zip(*network.named_parameters(), strict=True)
-        found = torch.autograd.grad(network(observation.data.normalise(x)).sum(), parameters, allow_unused=True)
+        gradients = torch.autograd.grad(network(observation.data.normalise(x)).sum(), parameters, allow_unused=True)
     except (ValueError, RuntimeError, TypeError, IndexError):  # code of the user's, on inputs that it may refuse
         return frozenset()
-    return frozenset(name for name, gradient in zip(names, found, strict=True) if gradient is None)
+    return frozenset(name for name, gradient in zip(names, gradients, strict=True) if gradient is None)
 
 
 def _judge_head(observation: Observation) -> list[str]:

@@ -95,14 +95,12 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
 def describe_change(change: MeasuredChange) -> str:
     """Return sentences that compare the audits before and after a change of the defense: grades, recovered examples, accuracy."""
     before, after = change.before, change.after
-    found = f"With {change.change}, the verdict is {after.grade} instead of {before.grade}."
+    text = f"With {change.change}, the verdict is {after.grade} instead of {before.grade}."
     if not (before.has_answer and after.has_answer):
-        found += (
-            f" This is no comparison of attacks: {'after' if before.has_answer else 'before'} the change, none had an answer."
-        )
+        text += f" This is no comparison of attacks: {'after' if before.has_answer else 'before'} the change, none had an answer."
     if before.examples and after.examples:
-        found += f" The strongest attack recovers {after.recovered} of {after.examples} examples"
-        found += f" instead of {before.recovered} of {before.examples}."
+        text += f" The strongest attack recovers {after.recovered} of {after.examples} examples"
+        text += f" instead of {before.recovered} of {before.examples}."
     if before.accuracy is not None and after.accuracy is not None:
-        found += f" The accuracy of this short run is {after.accuracy:.0%} instead of {before.accuracy:.0%}."
-    return found
+        text += f" The accuracy of this short run is {after.accuracy:.0%} instead of {before.accuracy:.0%}."
+    return text

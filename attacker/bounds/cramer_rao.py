@@ -55,8 +55,8 @@ def bound_error(
         mse = _compute_dense(information, prior).reshape(count, -1).mean(dim=1)
         return ErrorBound(mse=mse, error=torch.zeros_like(mse), prior=prior.variance)
     rng = torch.Generator().manual_seed(0)
-    found = torch.stack([_probe(information, prior, rng) for _ in range(probes)])
-    return ErrorBound(mse=found.mean(dim=0), error=found.std(dim=0) / probes**0.5, prior=prior.variance)
+    estimates = torch.stack([_probe(information, prior, rng) for _ in range(probes)])
+    return ErrorBound(mse=estimates.mean(dim=0), error=estimates.std(dim=0) / probes**0.5, prior=prior.variance)
 
 
 def _scale(vectors: Tensor, prior: GaussianPrior) -> Tensor:

@@ -40,8 +40,8 @@ class FisherInformation:
 
     def to_dense(self) -> Tensor:
         """Return the information as a symmetric matrix (size, size), by one product for each column."""
-        found = torch.stack([self.multiply(row) for row in torch.eye(self.size, dtype=self._parts[0].dtype)])
-        return (found + found.T) / 2
+        matrix = torch.stack([self.multiply(row) for row in torch.eye(self.size, dtype=self._parts[0].dtype)])
+        return (matrix + matrix.T) / 2
 
 
 class _Linearised:

@@ -137,15 +137,15 @@ def _list_until_noise(spec: DefenseSpec) -> list[Step]:
 
     Raises NotBounded if no lower bound on the error is known for one of these steps, or if the noise is 0 or depends on the data.
     """
-    found = []
+    steps = []
     for step in spec.steps:
         if step.name not in (*CLIPS, *SELECTIONS, *NOISES) or dict(step.arguments).get("error_feedback"):
             raise NotBounded(f"no lower bound on the reconstruction error is known for the defense {step.name}")
-        found.append(step)
+        steps.append(step)
         if step.name in NOISES:
             _get_scale(step)
             break
-    return found
+    return steps
 
 
 def _get_scale(step: Step) -> float:

@@ -96,19 +96,19 @@ def audit(
             _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
             return
         change = None if what_if is None else _read_change(run, what_if)
-        found = make_audit(run, seconds=seconds, truth=known, model=model, run_replay=_replay_shown, on_plan=_print_plan)
+        result = make_audit(run, seconds=seconds, truth=known, model=model, run_replay=_replay_shown, on_plan=_print_plan)
         if change is not None:
-            found = _measure_change(found, run, *change, seconds)
+            result = _measure_change(result, run, *change, seconds)
         files = [run / "audit.html", *(out_files or [])]
         for file in files:
-            output.write(found, run, file)
+            output.write(result, run, file)
         if as_json:
-            print_json(found.as_json())
+            print_json(result.as_json())
         else:
-            _print_audit(found, files)
-        if limit is not None and GRADES.index(found.grade) > limit:
+            _print_audit(result, files)
+        if limit is not None and GRADES.index(result.grade) > limit:
             raise typer.Exit(EXIT_ABOVE_GRADE)
-        if limit is not None and not found.has_answer:
+        if limit is not None and not result.has_answer:
             err.print("no attack produced an answer, so that the grade follows from the checks alone: --fail-above cannot pass")
             raise typer.Exit(EXIT_FAILURES)
 
@@ -231,32 +231,32 @@ def _print_plan_only(recording: Any, run: Path, seconds: float, *, nulls: bool) 
     _print_plan(plan)
 
 
-def _print_audit(found: "Audit", files: list[Path]) -> None:
+def _print_audit(audit: "Audit", files: list[Path]) -> None:
     from attacker.audit.attack_findings import NO_ANSWER, RECOVERED_RULE
     from attacker.audit.attack_runs import NOT_STARTED, STOPPED
     from attacker.audit.plan import ATTACK_RULE
 
-    out.print(f"[bold]{escape(found.run)}: {found.grade}[/]{'' if found.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
-    for attack in found.attacks:
+    out.print(f"[bold]{escape(audit.run)}: {audit.grade}[/]{'' if audit.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
+    for attack in audit.attacks:
         if attack.failed:
             out.print(f"{escape(attack.spec)} {escape(attack.failure_words)}", soft_wrap=True)
-    for finding in found.findings:
+    for finding in audit.findings:
         out.print(
             f"[bold]{finding.grade}[/]: {escape(finding.title)}\n  {escape(finding.evidence)}\n  {escape(finding.advice)}",
             soft_wrap=True,
         )
-    if not found.findings:
-        beaten = ", and no attack beat its null" if found.has_answer and found.scored else ""
-        passed = f"{len(found.passed)} check{'s' * (len(found.passed) != 1)}"
+    if not audit.findings:
+        beaten = ", and no attack beat its null" if audit.has_answer and audit.scored else ""
+        passed = f"{len(audit.passed)} check{'s' * (len(audit.passed) != 1)}"
         out.print(f"{passed} found nothing{beaten}; that is no proof that nothing leaks.")
-    for unknown in found.not_checked:
+    for unknown in audit.not_checked:
         if unknown.rule == ATTACK_RULE and (STOPPED in unknown.reason or NOT_STARTED in unknown.reason):
             out.print(escape(unknown.reason), soft_wrap=True)
-        if unknown.rule == RECOVERED_RULE and found.has_answer and not found.scored:
+        if unknown.rule == RECOVERED_RULE and audit.has_answer and not audit.scored:
             out.print(escape(unknown.reason), soft_wrap=True)
-    if found.what_if is not None:
+    if audit.what_if is not None:
         from attacker.audit.what_if import describe_change
 
-        out.print(f"[bold]what if[/]: {escape(describe_change(found.what_if))}", soft_wrap=True)
+        out.print(f"[bold]what if[/]: {escape(describe_change(audit.what_if))}", soft_wrap=True)
     for file in files:
         out.print(str(file), soft_wrap=True)

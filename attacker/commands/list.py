@@ -39,11 +39,11 @@ def _list_parts(kind: ListedKind, as_json: bool) -> None:
     from defenses.registry import Registry, read_summary
 
     known: Registry[Any] = DECODERS if kind is ListedKind.DECODERS else ENHANCERS
-    found = {name: read_summary(known[name]) for name in known}
+    summaries = {name: read_summary(known[name]) for name in known}
     if as_json:
-        print_json(found)
+        print_json(summaries)
         return
-    for name, description in found.items():
+    for name, description in summaries.items():
         out.print(f"[bold]{escape(name)}[/]  {escape(description)}")
 
 
@@ -54,7 +54,7 @@ def _list_attacks(as_json: bool) -> None:
     from attacker.attacks.registry import explain_unusable
     from defenses.registry import read_summary
 
-    found: list[dict[str, Any]] = [
+    attacks: list[dict[str, Any]] = [
         {
             "name": name,
             "summary": read_summary(ATTACKS[name]),
@@ -68,9 +68,9 @@ def _list_attacks(as_json: bool) -> None:
     for reason in filter(None, map(explain_unusable, ATTACKS)):
         err.print(f"[bold yellow]left out[/]: {escape(reason)}")
     if as_json:
-        print_json(found)
+        print_json(attacks)
         return
-    for attack in found:
+    for attack in attacks:
         arguments = ", ".join(f"{key}={value!r}" for key, value in attack["arguments"].items())
         out.print(f"[bold]{attack['name']}[/]  {escape(attack['summary'])}")
         out.print(f"    arguments  {escape(arguments)}", style="dim")

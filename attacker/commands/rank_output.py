@@ -111,14 +111,14 @@ def make_table(report: RankReport, chain: Chain) -> Table:
     unknowns minus these three numbers. rank: number of independent equations; "≤" marks an upper bound found by counting, "~" a
     rank that depends on the data. missing: number of missing equations.
     """
-    made = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    made.add_column("layer", overflow="fold")
-    made.add_column("what", overflow="fold", min_width=8)
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("layer", overflow="fold")
+    table.add_column("what", overflow="fold", min_width=8)
     for title in ("unknowns", "gradient", "weight", "virtual", "RA", "rank", "missing"):
-        made.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right", no_wrap=True)
     for i, (rank, layer) in enumerate(zip(report.layers, chain.layers, strict=True)):
         numbers = (rank.unknowns, rank.gradients, rank.weights, rank.virtual, rank.index)
-        made.add_row(
+        table.add_row(
             escape(rank.name),
             escape(_describe_layer(layer)),
             *(f"{number:,}" for number in numbers),
@@ -126,7 +126,7 @@ def make_table(report: RankReport, chain: Chain) -> Table:
             Text(f"{rank.missing:,}" if rank.missing else "", style="bold red"),
             style="red" if i == report.critical else "",
         )
-    return made
+    return table
 
 
 def _describe_layer(layer: Layer) -> str:

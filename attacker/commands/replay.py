@@ -144,14 +144,14 @@ def replay(
 def _show_tracebacks() -> Iterator[None]:
     """Print on stderr, within a `with` block, the tracebacks of errors that a replay otherwise only records as failed cases."""
     logger = logging.getLogger("attacker.replay.task_runner")
-    handler, before = logging.StreamHandler(), logger.level
+    handler, previous_level = logging.StreamHandler(), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     try:
         yield
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
 def _collect_arguments(

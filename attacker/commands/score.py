@@ -135,16 +135,16 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
     from attacker.scoring.states import UNFINISHED_STATES, count_cases, count_unfinished, format_counts
 
-    found = False
+    has_unfinished = False
     for spec, group in groupby(rows, key=lambda row: row.spec):
-        cases = count_cases(group)
+        cases = count_cases({row.case: row.state for row in group})
         if left := count_unfinished(cases):
-            found = True
+            has_unfinished = True
             message = f"{left} of {sum(cases.values())} cases are not finished ({format_counts(cases, UNFINISHED_STATES)})"
             err.print(
                 f"[bold yellow]{escape(spec)}: {message}[/] and not scored; run the same attacker replay again to finish them."
             )
-    return found
+    return has_unfinished
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _score_sources(scorer: "Scorer", sources: list[Path]) -> "list[ScoreRow]":
             bar.advance(task)
     if nothing and not rows:
         raise nothing
-    if superseded := [told for source in sources for told in scorer.superseded.get(source.name, {}).items()]:
+    if superseded := [text for source in sources for text in scorer.superseded.get(source.name, {}).items()]:
         key, mismatch = superseded[0]
         more = f", and {len(superseded) - 1} more cases like it" if len(superseded) > 1 else ""
         err.print(f"{escape(key)} is {escape(mismatch)}{more}")

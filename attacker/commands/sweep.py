@@ -10,7 +10,7 @@ from attacker.commands.options import parse_duration
 from fedsim.commands.console import EXIT_FAILURES, EXIT_UNFINISHED, Json, err, out, print_json, report_errors, show_progress_bar
 
 if TYPE_CHECKING:
-    from attacker.sweep import SweepGrid, SweepProgress, SweepState
+    from attacker.sweep import SweepGrid, SweepProgress, SweepResults
 
 
 def sweep(
@@ -45,8 +45,8 @@ def sweep(
         seconds = float("inf") if budget is None else parse_duration("--budget", budget)
         resolved = read_grid(grid)
         target = folder or Path("runs") / grid.stem
-        state = _run_shown(resolved, target, workers=workers, ray=ray, seconds=seconds)
-        settings, comparisons = compare_settings(resolved, state.results)
+        results = _run_shown(resolved, target, workers=workers, ray=ray, seconds=seconds)
+        settings, comparisons = compare_settings(resolved, results)
         files = write_tables(resolved, settings, comparisons, target)
         if as_json:
             print_json(
@@ -67,14 +67,15 @@ def sweep(
         failed = [setting for setting in settings if setting.failed]
         for setting in failed:
             err.print(f"[yellow]{escape(setting.name)} failed[/]: {escape(setting.failed)}")
-        if state.unfinished:
-            err.print(f"{state.unfinished} of {len(resolved.federations)} federations are not finished; repeat the command")
+        unfinished = sum(result is None for _, result in results)
+        if unfinished:
+            err.print(f"{unfinished} of {len(resolved.federations)} federations are not finished; repeat the command")
             raise typer.Exit(EXIT_UNFINISHED)
         if failed:
             raise typer.Exit(EXIT_FAILURES)
 
 
-def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepState":
+def _run_shown(grid: "SweepGrid", folder: Path, *, workers: int, ray: str | None, seconds: float) -> "SweepResults":
     """Run a sweep with a progress bar, and return its results. seconds: time budget, after which no training or attack begins."""
     from attacker.sweep import run_sweep
 

@@ -90,17 +90,17 @@ class FileMemory:
         self._kept = {}
         if (
             os.path.lexists(self.path)
-            and (found := _read(self.path))
-            and found.cases == self.cases
-            and not self.origin.describe_difference(found.origin)
+            and (checkpoint := _read(self.path))
+            and checkpoint.cases == self.cases
+            and not self.origin.describe_difference(checkpoint.origin)
         ):
-            self._kept = found.kept
+            self._kept = checkpoint.kept
         else:
             self._write()
 
     def recall(self, key: str) -> dict[str, Tensor] | None:
-        found = self._kept.get(key)
-        return None if found is None else {name: tensor.clone() for name, tensor in found.items()}
+        state = self._kept.get(key)
+        return None if state is None else {name: tensor.clone() for name, tensor in state.items()}
 
     def keep(self, key: str, state: Mapping[str, Tensor], *, drop: str = "") -> None:
         for gone in (key, drop):  # free the old state before copying: histories of L-BFGS may be most of the memory
@@ -168,20 +168,20 @@ def find_unfinished(
     """
     keys, tasks, notes = set(keys), [], []
     for path in sorted(folder.glob(f"*{CHECKPOINT_SUFFIX}")):
-        found = _read(path, tensors=False)
-        if found is None:
+        checkpoint = _read(path, tensors=False)
+        if checkpoint is None:
             notes.append(f"{path.name} cannot be read as a checkpoint: its cases start again")
-        elif not keys.issuperset(found.cases):
+        elif not keys.issuperset(checkpoint.cases):
             continue
-        elif difference := origin.describe_difference(found.origin):
-            notes.append(f"the checkpoint of {_describe_cases(found.cases)} {difference}: they start again")
-        elif max_cases is not None and len(found.cases) > max_cases:
+        elif difference := origin.describe_difference(checkpoint.origin):
+            notes.append(f"the checkpoint of {_describe_cases(checkpoint.cases)} {difference}: they start again")
+        elif max_cases is not None and len(checkpoint.cases) > max_cases:
             notes.append(
-                f"the checkpoint of {_describe_cases(found.cases)} holds more cases than the chosen chunk of {max_cases}: they "
-                f"start again"
+                f"the checkpoint of {_describe_cases(checkpoint.cases)} holds more cases than the chosen chunk of {max_cases}: "
+                "they start again"
             )
         else:
-            tasks.append(found.cases)
+            tasks.append(checkpoint.cases)
     chosen: list[tuple[str, ...]] = []
     for task in sorted(tasks, key=len, reverse=True):
         if all(set(task).isdisjoint(other) for other in chosen):
@@ -198,6 +198,6 @@ def remove_finished(folder: Path, done: Iterable[str]) -> None:
     """Delete the checkpoints in `folder` whose cases are all in `done`, and those that cannot be read. done: keys of cases."""
     done = set(done)
     for path in folder.glob(f"*{CHECKPOINT_SUFFIX}"):
-        found = _read(path, tensors=False)
-        if found is None or done.issuperset(found.cases):
+        checkpoint = _read(path, tensors=False)
+        if checkpoint is None or done.issuperset(checkpoint.cases):
             remove(path, below=get_run_folder(folder))

@@ -40,9 +40,9 @@ def add_estimate(observation: Observation, *, reads_update: bool = True) -> tupl
     """
     if observation.num_examples is not None or observation.client == SUM_CLIENT or observation.defenses.steps:
         return observation, ""
-    found = estimate_examples(observation, reads_update=reads_update)
-    words = f"{found.words}; if this is wrong, set training.examples when you record"
-    return replace(observation, num_examples=found.examples), words
+    estimate = estimate_examples(observation, reads_update=reads_update)
+    words = f"{estimate.words}; if this is wrong, set training.examples when you record"
+    return replace(observation, num_examples=estimate.examples), words
 
 
 def estimate_examples(observation: Observation, *, reads_update: bool = True) -> CountEstimate:
@@ -95,17 +95,17 @@ def _measure_ranks(observation: Observation) -> dict[str, tuple[int, int]]:
     with torch.no_grad(), record_calls(list_linear(model)) as seen:
         run_forward_pass(model, {**buffers, **observation.weights}, observation.data.normalise(x))
     head = models.find_head(model, observation.data)[0] if models.has_head(model, observation.data) else ""
-    found = {}
+    ranks = {}
     for name, calls in seen.items():
-        given, _ = calls[-1]
+        inputs, _ = calls[-1]
         update = observation.update.get(f"{name}.weight")
-        if given.ndim == 2 and len(given) == 2 and update is not None and bool(update.any()):
+        if inputs.ndim == 2 and len(inputs) == 2 and update is not None and bool(update.any()):
             classes = f"{name}.weight" == head and len(update) > 1  # the rows of a softmax layer's gradient add up to zero
-            found[name] = (
+            ranks[name] = (
                 _compute_rank(update, observation.rounding.get(f"{name}.weight")),
                 min(len(update) - classes, update.shape[1]),
             )
-    return found
+    return ranks
 
 
 def measure_least_examples(observation: Observation) -> tuple[int, str]:
@@ -121,7 +121,7 @@ def measure_least_examples(observation: Observation) -> tuple[int, str]:
     decays = training.weight_decay > 0 and training.steps != 1
     if training.optimiser != "sgd" or observation.payload.codec != "weights" or observation.is_defended or decays:
         return 0, ""
-    found = [(0, "")]
+    bounds = [(0, "")]
     for name in _list_rank_one_layers(observation):
         sent = observation.payload.tensors[name]
         if any(torch.equal(sent, sent.to(kind).to(sent.dtype)) for kind in (torch.float16, torch.bfloat16)):
@@ -130,8 +130,8 @@ def measure_least_examples(observation: Observation) -> tuple[int, str]:
         if training.decay:
             update = update + compute_total_step(training, 1) * training.decay * observation.weights[name].double()
         minimum = MIN_EXAMPLE_SHARE * float(update.norm())
-        found.append((_compute_rank(update, observation.rounding.get(name), minimum), name))
-    return max(found)
+        bounds.append((_compute_rank(update, observation.rounding.get(name), minimum), name))
+    return max(bounds)
 
 
 def _list_rank_one_layers(observation: Observation) -> list[str]:

@@ -179,10 +179,10 @@ class Replay:
                 f"the attack {self.spec} is not told which client sent an update, so that none can be chosen; leave out --client"
             )
         self._chosen.check_weights(self._footprint.shapes, self._footprint.distinct)
-        found = plan_cases(self.recording, self._chosen.rows, self._attack)
+        planned = plan_cases(self.recording, self._chosen.rows, self._attack)
         # a damaged manifest may claim examples of any size
-        checked = ((case, case.reason or self._footprint.explain_too_large(case.sizes)) for case in found.cases)
-        return replace(found, cases=tuple(replace(case, reason=reason) for case, reason in checked))
+        checked = ((case, case.reason or self._footprint.explain_too_large(case.sizes)) for case in planned.cases)
+        return replace(planned, cases=tuple(replace(case, reason=reason) for case, reason in checked))
 
     def _check_files(self) -> None:
         """Raise an error if the attack uses images of the user's, and no argument names their file or the file is missing."""

@@ -205,10 +205,10 @@ def _read_loss(path: Path) -> float:
 
 @contextmanager
 def _limit_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

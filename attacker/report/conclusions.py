@@ -85,19 +85,21 @@ def describe_summaries(summaries: Sequence[Summary], manifest: Manifest) -> str:
 
 def _describe_attack(summary: Summary, manifest: Manifest) -> str:
     """Return the conclusion about one attack that has finished cases, without a full stop."""
-    name, found = _name_attack(summary, manifest), summary.verdict
+    name, verdict = _name_attack(summary, manifest), summary.verdict
     facts = f"recovered {_format_recovered(_of(summary.success), manifest)}{_describe_labels(summary, 'read')}"
-    if summary.null is None or summary.null.success is None or found is None:
+    if summary.null is None or summary.null.success is None or verdict is None:
         return f"{name} {facts}, with no null to compare it with"
     facts += f"; without the gradient it recovers {format_rate(summary.null.success)}{_describe_labels(summary.null, 'reads')}"
-    if found.outcome == "recovered":
+    if verdict.outcome == "recovered":
         return f"{name} {facts}"
-    if found.outcome == "partly leaked":
-        more = "; ".join(comparison.words for comparison in found.leaked[:2]) + ("; and more" if len(found.leaked) > 2 else "")
+    if verdict.outcome == "partly leaked":
+        more = "; ".join(comparison.words for comparison in verdict.leaked[:2]) + (
+            "; and more" if len(verdict.leaked) > 2 else ""
+        )
         return f"{name} finds more than its null does: {more}. It {facts}"
     if _is_indistinguishable(summary):
-        return f"{name} is {found.outcome}: it {facts}. {found.caveat}"
-    return f"{name} {facts}; {found.words}"
+        return f"{name} is {verdict.outcome}: it {facts}. {verdict.caveat}"
+    return f"{name} {facts}; {verdict.words}"
 
 
 def _describe_labels(summary: Summary, reads: str) -> str:

@@ -4,7 +4,6 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
@@ -13,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attacker.report.contents import GrowthLine
 from attacker.scoring.statistics import Floats
 
 INK_COLOUR, ACCENT_COLOUR, FAINT_COLOUR = "#010203", "#040506", "#070809"
@@ -90,24 +90,9 @@ def draw_over_rounds(name: str, rounds: Sequence[int], values: Sequence[float | 
 
 DASHES = ("solid", (0, (6, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 """Dash patterns that distinguish the lines of attacks, also in print."""
-CurvePoints = Sequence[tuple[float, float]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnLine:
-    """The curves of one attack in `draw_growth`, as pairs (number of rounds, share of examples).
-
-    points: recovered by the attack. null: recovered by its null. bound: upper bound on the share.
-    label:  name of the attack in the legend.
-    """
-
-    label: str
-    points: CurvePoints
-    null: CurvePoints = ()
-    bound: CurvePoints = ()
-
-
-def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
+def draw_growth(name: str, lines: Sequence[GrowthLine]) -> str | None:
     """Return a chart of the share of examples recovered against the number of recorded rounds; None without lines.
 
     The line of the attack that recovers most at the end has the accent colour. Nulls are faint, bounds are thin with triangles.
@@ -115,19 +100,19 @@ def draw_growth(name: str, lines: Sequence[DrawnLine]) -> str | None:
     """
     if not lines:
         return None
-    best = max(range(len(lines)), key=lambda i: lines[i].points[-1][1])
+    best = max(range(len(lines)), key=lambda i: lines[i].points[-1].share)
     with _open_chart(name, width=6.4, height=3.2) as (axes, svg):
         for i, line in enumerate(lines):
             colour, style = ACCENT_COLOUR if i == best else INK_COLOUR, DASHES[i % len(DASHES)]
-            common: dict[str, Any] = {"linestyle": style, "clip_on": False}
+            label, common = line.spec.removesuffix("()"), dict[str, Any](linestyle=style, clip_on=False)
             axes.plot(*zip(*line.points, strict=True), color=colour, linewidth=1.8, marker="o", markersize=3.5, **common)
-            axes.lines[-1].set_label(line.label)
+            axes.lines[-1].set_label(label)
             if line.null:
                 axes.plot(*zip(*line.null, strict=True), color=INK_COLOUR, alpha=0.35, linewidth=1, marker="x", markersize=3.5)
-                axes.lines[-1].set_label(f"{line.label}, null")
+                axes.lines[-1].set_label(f"{label}, null")
             if line.bound:
                 axes.plot(*zip(*line.bound, strict=True), color=colour, linewidth=0.8, marker="v", markersize=3.5, **common)
-                axes.lines[-1].set_label(f"{line.label}, bound")
+                axes.lines[-1].set_label(f"{label}, bound")
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel("recorded rounds")
         axes.set_ylabel("share of examples recovered")

@@ -126,5 +126,5 @@ def _format_epsilon(privacy: Mapping[str, Any]) -> str:
     text = f"epsilon {epsilon:.3g} at delta {delta:g} for {unit}"
     if not isinstance(prior, int | float) or not isinstance(bound, int | float):
         return text
-    guessed, found = (f"{100 * share:.3g}{NO_BREAK_SPACE}%" for share in (prior, bound))
-    return f"{text}: a guess that is right {guessed} of the time becomes a reconstruction that is right at most {found}"
+    guessed, reconstructed = (f"{100 * share:.3g}{NO_BREAK_SPACE}%" for share in (prior, bound))
+    return f"{text}: a guess that is right {guessed} of the time becomes a reconstruction that is right at most {reconstructed}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from shlex import join
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,8 @@ from attacker.report.growth import gather_growth
 from attacker.report.hints import (
     Hint,
     Record,
-    describe_missing_null,
-    describe_missing_truth,
-    describe_unreplayed,
     list_unfinished,
     make_replay_command,
-    make_score_command,
 )
 from attacker.report.linked_cases import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
@@ -77,7 +74,8 @@ def gather_run(folder: Path, *, scored: bool = True) -> ReportedRun:
     if all_metadata or scores:
         hints += _list_hints(folder, requested, all_metadata, states, scores, attacks, truth=truth)
     else:
-        hints.append(describe_unreplayed(requested, recording.manifest.model.name))
+        command = make_replay_command(requested, model=recording.manifest.model.name)
+        hints.append(Hint("No attack was replayed on this recording yet.", command))
     return ReportedRun(
         folder=folder,
         manifest=recording.manifest,
@@ -102,11 +100,11 @@ def _read_metrics(path: Path, hints: list[Hint]) -> list[Record]:
     except ValueError as error:
         hints.append(Hint(f"{path.name} cannot be read: {error}"))
         return []
-    found = [row for row in rows if _is_measured(row)]
-    if len(found) < len(rows):
+    valid = [row for row in rows if _is_measured(row)]
+    if len(valid) < len(rows):
         reason = "their round or a measured value is not a valid number"
-        hints.append(Hint(f"{path.name}: {len(rows) - len(found)} rows are left out: {reason}."))
-    return found
+        hints.append(Hint(f"{path.name}: {len(rows) - len(valid)} rows are left out: {reason}."))
+    return valid
 
 
 def _is_measured(row: Record) -> bool:
@@ -129,7 +127,7 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
     Left out are attacks on a recording of another name or time of creation, and attacks whose attack.json cannot be read. Only
     files that cannot be read are added to `hints`.
     """
-    found = {}
+    all_metadata = {}
     for path in sorted((folder / "reconstructions").glob("*/attack.json")):
         try:
             metadata = read_metadata(path)
@@ -137,8 +135,8 @@ def _read_all_metadata(folder: Path, manifest: Manifest, hints: list[Hint]) -> d
             hints.append(Hint(f"{path.relative_to(folder)} cannot be read: {error}"))
             continue
         if not find_other_recording(metadata, manifest):
-            found[path.parent.name] = metadata
-    return found
+            all_metadata[path.parent.name] = metadata
+    return all_metadata
 
 
 def _collect_attacks(
@@ -161,23 +159,25 @@ def _collect_attacks(
     for row in sorted(scores, key=attrgetter("rounds", "client", "batch", "position")):
         rows.setdefault(row.source, []).append(row)
     pairs = _read_pairs(folder, manifest, rows)
-    found = {
+    attacks_by_source = {
         source: _read_attack(folder, source, all_metadata.get(source), states.get(source), rows.get(source, []), pairs, hints)
         for source in sorted({*all_metadata, *rows})
     }
-    for source, attack in found.items():
+    for source, attack in attacks_by_source.items():
         if source in all_metadata and not attack.is_null:
-            found[source] = replace(attack, unscored=_collect_unscored(folder, manifest, source, all_metadata, attack, hints))
+            attacks_by_source[source] = replace(
+                attack, unscored=_collect_unscored(folder, manifest, source, all_metadata, attack, hints)
+            )
     summaries = {summary.source: summary for summary in summarise(scores)}
 
     def add_null(attack: AttackOnRun) -> AttackOnRun:
         summary = summaries.get(attack.source)
-        null = found.get(summary.null.source) if summary and summary.null else None
+        null = attacks_by_source.get(summary.null.source) if summary and summary.null else None
         beside = {example.place: example for example in null.examples} if null else {}
         examples = tuple(replace(example, null=beside.get(example.place)) for example in attack.examples)
         return replace(attack, summary=summary, null=null, examples=examples)
 
-    attacks = [add_null(attack) for attack in found.values() if not attack.is_null]
+    attacks = [add_null(attack) for attack in attacks_by_source.values() if not attack.is_null]
     return tuple(sorted(attacks, key=lambda a: (a.attack, a.oracles, not a.knows_defense, a.spec, a.seed)))
 
 
@@ -200,7 +200,7 @@ def _read_attack(
         oracles=tuple(settings["oracles"]),
         withheld=tuple(settings.get("withheld", ())),
         cases=None if states is None else len(states),
-        states=count_cases(rows) if states is None else Counter(states.values()),
+        states=count_cases({row.case: row.state for row in rows}) if states is None else Counter(states.values()),
         examples=tuple(_make_example(row, pairs) for row in rows if row.state != "waiting"),
         losses=() if settings["null"] else _read_losses(folder / "reconstructions" / source, hints),
         linked=linked_cases,
@@ -293,6 +293,7 @@ def _list_hints(
     whether the run's truth (the clients' examples) is at hand, so that reconstructions can be scored.
     """
     scored = {(row.source, row.case): row.state for row in scores}
+    score = join(["attacker", "score", str(folder)])
     undone = [
         hint
         for source, metadata in all_metadata.items()
@@ -301,16 +302,16 @@ def _list_hints(
             states[source],
             {case: state for (of, case), state in scored.items() if of == source},
             replay=make_replay_command(recording, metadata),
-            score=make_score_command(folder) if truth or scores else "",
+            score=score if truth or scores else "",
         )
     ]
     if not truth and not scores:
-        undone.append(describe_missing_truth(folder))
+        missing = "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:"
+        undone.append(Hint(missing, f"{score} --truth FOLDER"))
     for attack in attacks:
         metadata = all_metadata.get(
             attack.source, {"attack": attack.attack, "spec": attack.spec, "seed": attack.seed, "oracles": attack.oracles}
         )
-        null = bool(attack.null) or not attack.summary
-        if not null:
-            undone.append(describe_missing_null(recording, metadata))
+        if attack.summary and not attack.null:
+            undone.append(Hint(f"{metadata['spec']} has no scored null.", make_replay_command(recording, metadata)))
     return undone

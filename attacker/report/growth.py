@@ -50,11 +50,11 @@ def _accumulate_examples(attack: AttackOnRun) -> list[GrowthPoint]:
     """
     finished = attack.finished
     total, rounds = attack.distinct, sorted({round for row in finished for round in row.rounds})
-    found = []
+    points = []
     for number, last in enumerate(rounds, start=1):
         recovered = {row.index for row in finished if row.success and max(row.rounds) <= last}
-        found.append(GrowthPoint(number, len(recovered) / max(1, total)))
-    return found
+        points.append(GrowthPoint(number, len(recovered) / max(1, total)))
+    return points
 
 
 def _add_bound(line: GrowthLine, attack: AttackOnRun, recording: Recording) -> GrowthLine:

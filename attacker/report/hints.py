@@ -23,11 +23,6 @@ class Hint:
     command: str = ""
 
 
-def describe_unreplayed(recording: Path, model: str) -> Hint:
-    """Return the hint that no attack was run on a recording, with the command that runs the attack `cpl`. model: its network."""
-    return Hint("No attack was replayed on this recording yet.", make_replay_command(recording, model=model))
-
-
 def list_unfinished(
     metadata: Record, states: Mapping[str, CaseState], scored: Mapping[str, CaseState], *, replay: str, score: str
 ) -> list[Hint]:
@@ -55,31 +50,6 @@ def list_unfinished(
 def _format_cases(count: int) -> str:
     """Return a number of cases and the verb "is" or "are", such as "1 case is" or "4 cases are"."""
     return f"{count} case is" if count == 1 else f"{count} cases are"
-
-
-def describe_missing_truth(run: Path) -> Hint:
-    """Return the hint that nothing was scored because no truth (the clients' examples) was given, with the command to score.
-
-    In the command, FOLDER stands for the folder of truth. run: folder of the run.
-    """
-    return Hint(
-        "No truth was given, so that nothing could be scored; with the folder that the clients wrote it can be:",
-        f"{make_score_command(run)} --truth FOLDER",
-    )
-
-
-def describe_missing_null(recording: Path, metadata: Mapping[str, Any]) -> Hint:
-    """Return the hint that the null of an attack has no scores, with the command that runs both.
-
-    Without the null's scores, the scores of the attack have nothing to be compared with. metadata: content of the attack's
-    attack.json.
-    """
-    return Hint(f"{metadata['spec']} has no scored null.", make_replay_command(recording, metadata))
-
-
-def make_score_command(folder: Path) -> str:
-    """Return the command that scores the reconstructions of the run in `folder`."""
-    return join(["attacker", "score", str(folder)])
 
 
 def make_replay_command(folder: Path, metadata: Mapping[str, Any] | None = None, *, model: str = "") -> str:

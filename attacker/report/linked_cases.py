@@ -57,9 +57,9 @@ def _read_linked_case(folder: Path, case: Record, other: SupersededCase | None) 
         "left_out": tuple((int(round), str(reason)) for round, reason in case.get("left_out", ())),
     }
     try:
-        found = Reconstruction.read(make_reconstruction_path(folder, case["key"]))
+        reconstruction = Reconstruction.read(make_reconstruction_path(folder, case["key"]))
     except ValueError:
         return LinkedCase(**facts)
-    each = found.list_rounds()
+    each = reconstruction.list_rounds()
     several, facts["rounds"] = sum(len(rounds) > 1 for rounds in each), tuple(sorted(set().union(*each)))
-    return LinkedCase(**facts, notes=found.notes, examples=len(found.x), several=several)
+    return LinkedCase(**facts, notes=reconstruction.notes, examples=len(reconstruction.x), several=several)

@@ -138,15 +138,15 @@ def _encode_picture(image: Image.Image) -> Picture:
 
 def _parse_row(text: bytes, columns: Sequence[Column]) -> ExamplePair:
     content = parse_json(text)
-    names, original, found = (content[key] for key in ("columns", "original", "reconstruction"))
-    if not len(names) == len(original) == len(found):
+    names, original, reconstruction = (content[key] for key in ("columns", "original", "reconstruction"))
+    if not len(names) == len(original) == len(reconstruction):
         raise ValueError(
-            f"the table row has {len(names)} names of columns, {len(original)} original and {len(found)} reconstructed values, "
-            f"but these three numbers must be equal; {SCORE_ADVICE}"
+            f"the table row has {len(names)} names of columns, {len(original)} original and {len(reconstruction)} reconstructed "
+            f"values, but these three numbers must be equal; {SCORE_ADVICE}"
         )
     if names != [column.name for column in columns]:
         columns = [Column(name=name) for name in names]
-    return ExamplePair(cells=tuple(_make_cells(columns, found, original)))
+    return ExamplePair(cells=tuple(_make_cells(columns, reconstruction, original)))
 
 
 def _make_cells(

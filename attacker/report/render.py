@@ -15,7 +15,6 @@ from attacker.report.gather import MAX_PAIRS, gather_run
 from attacker.report.pairs import Picture
 from attacker.report.templates import make_environment
 from attacker.report.unscored import UnscoredExample
-from attacker.scoring import GrowthPoint
 from attacker.scoring.metrics import TABLE_TOLERANCE
 from fedsim.recording import find_run
 from fedsim.recording.files import make_private, write_bytes
@@ -134,24 +133,11 @@ def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
     Each attack for which at least two numbers of rounds are known has a line, and lines of its null and its privacy bound if
     there are any. number: number of the run on the page, for unique ids in the chart.
     """
-    lines = [
-        figures.DrawnLine(
-            label=line.spec.removesuffix("()"),
-            points=_list_points(line.points),
-            null=_list_points(line.null),
-            bound=_list_points(line.bound),
-        )
-        for line in run.growth
-    ]
-    svg = figures.draw_growth(f"run-{number} growth", lines)
+    svg = figures.draw_growth(f"run-{number} growth", run.growth)
     if svg is None:
         return None
     description = "; ".join(f"{line.spec}: {formats.describe_growth(line.points)}" for line in run.growth)
     return Chart("Examples recovered, by number of recorded rounds", Markup(svg), f"Share of examples recovered. {description}")
-
-
-def _list_points(points: Sequence[GrowthPoint]) -> list[tuple[float, float]]:
-    return [(point.rounds, point.share) for point in points]
 
 
 def _draw_utility_charts(number: int, run: ReportedRun) -> list[Chart]:

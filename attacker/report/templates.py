@@ -14,7 +14,7 @@ def make_environment(package: str) -> Environment:
     bytes of a PNG file into an address that a page can hold, and `code` sets words between backticks as code.
     """
     loader = ChoiceLoader([PackageLoader(name, package_path="") for name in dict.fromkeys((package, "attacker.report"))])
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["data_uri"] = lambda png: f"data:image/png;base64,{b64encode(png).decode()}"
-    made.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
-    return made
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["data_uri"] = lambda png: f"data:image/png;base64,{b64encode(png).decode()}"
+    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    return environment

@@ -71,7 +71,7 @@ def collect_unscored(
     those with scores. null: folder of its null's reconstructions, or None. limit: maximum number of examples in
     `UnscoredResults.found`.
     """
-    found: list[UnscoredExample] = []
+    examples: list[UnscoredExample] = []
     problems: list[str] = []
     failures: Counter[str] = Counter()
     total, likely = 0, 0
@@ -90,10 +90,12 @@ def collect_unscored(
             continue
         total += len(answer.x)
         likely += int((answer.confidence >= MIN_LIKELY).sum())
-        if len(found) < limit:
+        if len(examples) < limit:
             beside = _read_null_examples(null, case, data)
-            found += [_make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), limit - len(found)))]
-    return UnscoredResults(tuple(found), total, likely, tuple(failures.most_common()), tuple(problems))
+            examples += [
+                _make_example(answer, case, i, data, beside.get(i)) for i in range(min(len(answer.x), limit - len(examples)))
+            ]
+    return UnscoredResults(tuple(examples), total, likely, tuple(failures.most_common()), tuple(problems))
 
 
 def _read_null_examples(null: Path | None, case: Mapping[str, Any], data: DataSpec) -> dict[int, UnscoredExample]:

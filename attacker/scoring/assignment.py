@@ -54,18 +54,24 @@ def rank_candidates(confidence: Tensor, explained: Tensor | None) -> list[int]:
     return sorted(range(len(sure)), key=get_sort_key)
 
 
-def keep_first(found: Reconstruction, limit: int) -> Reconstruction:
+def keep_first(reconstruction: Reconstruction, limit: int) -> Reconstruction:
     """Return the reconstruction with only its `limit` best examples by the attack's own ranking, sorted, best first.
 
     If it has fewer examples, all are kept and sorted.
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """
-    kept = rank_candidates(found.confidence, found.explained)[:limit]
+    kept = rank_candidates(reconstruction.confidence, reconstruction.explained)[:limit]
     numbers = {example: number for number, example in enumerate(kept)}
-    slots = tuple(replace(slot, example=numbers[slot.example]) for slot in found.slots if slot.example in numbers)
-    explained = None if found.explained is None else found.explained[kept]
-    evidence = {name: tuple(values[i] for i in kept) for name, values in found.evidence.items()}
-    confidence = found.confidence[kept]
+    slots = tuple(replace(slot, example=numbers[slot.example]) for slot in reconstruction.slots if slot.example in numbers)
+    explained = None if reconstruction.explained is None else reconstruction.explained[kept]
+    evidence = {name: tuple(values[i] for i in kept) for name, values in reconstruction.evidence.items()}
+    confidence = reconstruction.confidence[kept]
     return replace(
-        found, x=found.x[kept], y=found.y[kept], confidence=confidence, explained=explained, evidence=evidence, slots=slots
+        reconstruction,
+        x=reconstruction.x[kept],
+        y=reconstruction.y[kept],
+        confidence=confidence,
+        explained=explained,
+        evidence=evidence,
+        slots=slots,
     )

@@ -60,8 +60,8 @@ class Gallery:
 
     def repeat_constant(self, count: int) -> Tensor:
         """Return `count` copies of the image of one colour, or of the table row, given by `constant`: (count, *shape)."""
-        one = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
-        return one.expand(count, *self.shape).clone()
+        constant = self.constant[:, None, None] if len(self.shape) == 3 else self.constant
+        return constant.expand(count, *self.shape).clone()
 
     def compare(self, x: Tensor, truth: Tensor, assigned: Sequence[int | None], indices: Sequence[int]) -> list[MeasuredRow]:
         """Return the fields of score rows on re-identification, one dict per original.
@@ -170,8 +170,8 @@ def _estimate_joint_chance(near: Tensor, far: Tensor) -> float | None:
         rng = np.random.default_rng(0)
         drawn = (rng.choice(count, originals, replace=False) for _ in range(GALLERY_SIZE))
         sums = np.array([_sum_best_distances(far[:, sample].numpy()) for sample in drawn])
-    own = _sum_best_distances(near.numpy())
-    return float((1 + (sums < own - 1e-9).sum() + 0.5 * (np.abs(sums - own) <= 1e-9).sum()) / (1 + len(sums)))
+    observed = _sum_best_distances(near.numpy())
+    return float((1 + (sums < observed - 1e-9).sum() + 0.5 * (np.abs(sums - observed) <= 1e-9).sum()) / (1 + len(sums)))
 
 
 def _sum_best_distances(distances: NDArray[Any]) -> float:

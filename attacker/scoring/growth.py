@@ -9,6 +9,7 @@ A case is the observations that are attacked together: one round of a client, or
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from fedsim.recording.files import read_json_lines, update_json_lines
 from fedsim.recording.safe_files import parse_json
@@ -33,8 +34,7 @@ class CaseGrowth:
     recovered: int
 
 
-@dataclass(frozen=True)
-class GrowthPoint:
+class GrowthPoint(NamedTuple):
     """The share of examples recovered from a number of rounds, or a bound on this share, in [0, 1]."""
 
     rounds: int
@@ -60,7 +60,7 @@ def write_growth(run: Path, source: str, cases: Iterable[CaseGrowth]) -> None:
 def read_growth(run: Path) -> list[CaseGrowth]:
     """Return the rows of a run's `growth.jsonl`; [] without the file. Raises ValueError, naming the file, for an invalid row."""
     known = [field.name for field in fields(CaseGrowth)]
-    found = []
+    cases = []
     for row in read_json_lines(run / GROWTH_FILE, "delete the file and score again"):
         try:
             case = CaseGrowth(**{**{name: row[name] for name in known}, "rounds": tuple(map(int, row["rounds"]))})
@@ -71,8 +71,8 @@ def read_growth(run: Path) -> list[CaseGrowth]:
                 f"{GROWTH_FILE}: a row states {case.recovered} of {case.examples} examples recovered in {len(case.rounds)} rounds"
                 ", which is impossible; delete the file and score again"
             )
-        found.append(case)
-    return found
+        cases.append(case)
+    return cases
 
 
 def summarise_growth(cases: Sequence[CaseGrowth]) -> list[GrowthPoint]:

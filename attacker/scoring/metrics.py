@@ -140,8 +140,8 @@ def measure_categorical_share(x: Tensor, truth: Tensor, columns: Sequence[Column
     for variable in group_columns(columns):
         scores, true = x[:, list(variable)], truth[:, list(variable)]
         seen = true.amax(dim=1) > 0
-        own = scores.gather(1, true.argmax(dim=1, keepdim=True))
-        reached = (scores >= own).sum(dim=1)
+        true_scores = scores.gather(1, true.argmax(dim=1, keepdim=True))
+        reached = (scores >= true_scores).sum(dim=1)
         right += (seen & (reached == 1)).float()
         known += seen.float()
     return right / known

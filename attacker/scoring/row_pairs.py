@@ -41,16 +41,16 @@ def fill_failures(rows: Iterable[ScoreRow], null: Iterable[ScoreRow] = ()) -> li
     not attacked yet are unchanged.
     """
     answers = {_get_key(row): row for row in null}
-    found = []
+    filled = []
     for row in rows:
         if row.failure is None:
-            found.append(row)
+            filled.append(row)
             continue
         other, constant = answers.get(_get_key(row)), row.constant or {}
         missing: dict[str, Any] = {score: getattr(other, score, None) for score in FILLED_SCORES if getattr(row, score) is None}
         missing |= {score: constant.get(score) for score, value in missing.items() if value is None}
-        found.append(replace(row, **missing))
-    return found
+        filled.append(replace(row, **missing))
+    return filled
 
 
 def _get_key(row: ScoreRow) -> tuple[str, int]:
@@ -104,8 +104,8 @@ class RowPairs:
 
         score, control: names of fields. Examples without either of them are left out.
         """
-        own, controls = (average_by_example(self.attack, name) for name in (score, control))
-        return {index: value - controls[index] for index, value in own.items() if index in controls}
+        scores, controls = (average_by_example(self.attack, name) for name in (score, control))
+        return {index: value - controls[index] for index, value in scores.items() if index in controls}
 
 
 def pair_rows(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> RowPairs:

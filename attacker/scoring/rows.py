@@ -215,15 +215,15 @@ class ScoreRow:
         The mappings `environment` and `constant` become one column per key, such as `environment.torch`. Other mappings become
         JSON, and sequences are joined by "; ".
         """
-        found: dict[str, Any] = {}
+        flat: dict[str, Any] = {}
         for name, value in self.to_dict().items():
             if name in ("environment", "constant"):
-                found |= {f"{name}.{key}": inner for key, inner in (value or {}).items()}
+                flat |= {f"{name}.{key}": inner for key, inner in (value or {}).items()}
             elif isinstance(value, list):
-                found[name] = "; ".join(map(str, value))
+                flat[name] = "; ".join(map(str, value))
             else:
-                found[name] = json.dumps(value) if isinstance(value, dict) else value
-        return found
+                flat[name] = json.dumps(value) if isinstance(value, dict) else value
+        return flat
 
 
 FIELD_NAMES: tuple[str, ...] = tuple(field.name for field in fields(ScoreRow))
@@ -264,8 +264,8 @@ def replace_rows(path: Path, rows: Sequence[ScoreRow], source: str, only: Contai
     def is_stale(line: bytes) -> bool:
         if mark not in line:
             return False
-        found = CASE_PATTERN.search(line)
-        if only is not None and found is not None and found[1].decode(errors="replace") not in only:
+        case = CASE_PATTERN.search(line)
+        if only is not None and case is not None and case[1].decode(errors="replace") not in only:
             return False
         try:
             row = parse_json(line)

@@ -354,11 +354,11 @@ def make_missing_measures(state: CaseState, reason: str, spec: DataSpec, tagger:
     `tag_jaccard` is 0, as if the reconstruction had no tag. If the case is waiting, these five fields are None.
     spec: of the data. tagger: a text tells why there is none.
     """
-    found: dict[str, Any] = {**make_empty_measures(reason, spec), "label_success": False}
+    measures: dict[str, Any] = {**make_empty_measures(reason, spec), "label_success": False}
     if isinstance(tagger, str):
-        found["tag_reason"] = tagger
+        measures["tag_reason"] = tagger
     else:
-        found |= {"tag_reason": "no reconstruction", "tag_jaccard": 0.0, "tagger": tagger.name}
+        measures |= {"tag_reason": "no reconstruction", "tag_jaccard": 0.0, "tagger": tagger.name}
     if state == "waiting":
-        found |= dict.fromkeys(("success", "label_success", "exact_match", "failure", "tag_jaccard"))
-    return found
+        measures |= dict.fromkeys(("success", "label_success", "exact_match", "failure", "tag_jaccard"))
+    return measures

@@ -123,7 +123,7 @@ def compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compar
     the rows have no `case_chance` or no `chance`, see `run_reidentification_test` and `bound_single_example`. clusters: dict from
     an example's index to its cluster.
     """
-    found: list[dict[str, Any]] = []
+    tested: list[dict[str, Any]] = []
     oracles = pairs.attack[0].oracles
     for score in COMPARED_SCORES:
         differences = pairs.compute_differences(score.name)
@@ -141,7 +141,7 @@ def compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compar
             if len(set(own_groups)) < MIN_CLUSTERS:
                 continue
             tests.append(_test_means([score.sign * value for value in beyond.values()], own_groups))
-        found.append(
+        tested.append(
             {
                 "score": score.name,
                 "title": score.title,
@@ -154,13 +154,13 @@ def compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compar
             }
         )
     if (test := run_reidentification_test(pairs, clusters)) is not None:
-        found.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test})
+        tested.append({"score": REIDENTIFIED, "title": "re-identification", "unit": "", **test})
     if (p := bound_single_example(pairs)) is not None:
         nothing = {"attack": None, "null": None, "difference": None}
-        found.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
+        tested.append({"score": SINGLE, "title": "single examples", "unit": "", **nothing, "p": p})
     return tuple(
-        _make_comparison(one, adjusted, len(found))
-        for one, adjusted in zip(found, adjust_for_multiple_tests([f["p"] for f in found]), strict=True)
+        _make_comparison(one, adjusted, len(tested))
+        for one, adjusted in zip(tested, adjust_for_multiple_tests([f["p"] for f in tested]), strict=True)
     )
 
 

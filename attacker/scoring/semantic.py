@@ -108,8 +108,8 @@ def tag_pairs(tagger: Tagger | str, x: Tensor, truth: Tensor) -> list[dict[str, 
     if isinstance(tagger, str):
         return [{"tag_reason": tagger}] * len(x)
     return [
-        {"tagger": tagger.name, "tags_true": tags, "tags_recovered": found, "tag_jaccard": measure_jaccard(tags, found)}
-        for tags, found in zip(tagger(truth), tagger(x), strict=True)
+        {"tagger": tagger.name, "tags_true": tags, "tags_recovered": recovered, "tag_jaccard": measure_jaccard(tags, recovered)}
+        for tags, recovered in zip(tagger(truth), tagger(x), strict=True)
     ]
 
 

@@ -114,12 +114,12 @@ def _sum_normal_scores(rows: Sequence[ScoreRow], clusters: Mapping[Any, int]) ->
     `RowPairs.clusters`.
     """
     cases = {row.case: (clusters[row.index], row.case_chance) for row in rows if row.case_chance is not None}
-    found: dict[int, list[float]] = defaultdict(list)
+    scores_by_cluster: dict[int, list[float]] = defaultdict(list)
     for cluster, chance in cases.values():
-        found[cluster].append(float(norm.isf(chance)))
-    if not found:
+        scores_by_cluster[cluster].append(float(norm.isf(chance)))
+    if not scores_by_cluster:
         return None
-    return sum(sum(differences) / len(differences) for differences in found.values()) / sqrt(len(found))
+    return sum(sum(differences) / len(differences) for differences in scores_by_cluster.values()) / sqrt(len(scores_by_cluster))
 
 
 def bound_single_example(pairs: RowPairs) -> float | None:

@@ -5,9 +5,9 @@ A case is the observations that are attacked together: one round of a client, or
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from attacker.reconstruction import Reconstruction
 from attacker.replay.results import make_failure_path, make_reconstruction_path
@@ -40,12 +40,12 @@ def read_case(folder: Path, key: str) -> tuple[Reconstruction | None, CaseState,
     if not os.path.lexists(path):
         return (None, "failed", read_reason(failed)) if os.path.lexists(failed) else (None, "waiting", REASON_WAITING)
     try:
-        found = Reconstruction.read(path)
+        reconstruction = Reconstruction.read(path)
     except ValueError as error:
         return None, "failed", str(error)
-    if found.interrupted and os.path.lexists(failed):
+    if reconstruction.interrupted and os.path.lexists(failed):
         return None, "failed", read_reason(failed)
-    return found, "interrupted" if found.interrupted else "done", ""
+    return reconstruction, "interrupted" if reconstruction.interrupted else "done", ""
 
 
 def read_reason(failed: Path) -> str:
@@ -61,22 +61,12 @@ def read_reason(failed: Path) -> str:
         return f"{failed}: holds no reason; replay the attack again"
 
 
-class RowWithState(Protocol):
-    """Anything that names a case and its state, such as a score row."""
-
-    @property
-    def case(self) -> str: ...
-
-    @property
-    def state(self) -> CaseState: ...
-
-
-def count_cases(rows: Iterable[RowWithState]) -> dict[str, int]:
+def count_cases(states: Mapping[str, CaseState]) -> dict[str, int]:
     """Return a dict from each state that occurs to the number of cases in it, in the order of `STATES`.
 
-    rows: rows of one attack; several rows of one case count once.
+    states: dict from the key of each case to its state.
     """
-    counted = Counter({row.case: row.state for row in rows}.values())
+    counted = Counter(states.values())
     return {state: counted[state] for state in STATES if counted[state]}
 
 

@@ -92,9 +92,9 @@ def estimate_share(values: Sequence[float], clusters: Sequence[Hashable] | None 
     """
     if not len(values):
         raise ValueError("values is empty: a proportion cannot be estimated from no examples; give at least one value")
-    array, sizes, own = _group_values(values, clusters)
+    array, sizes, cluster_indices = _group_values(values, clusters)
     value, count = float(array.mean()), len(array)
-    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, own))
+    low, high = compute_mid_p_interval(value, _estimate_effective_number(array, sizes, cluster_indices))
     return Estimate(value, low, high, count, len(sizes))
 
 
@@ -132,9 +132,9 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
     """
     if not len(values):
         raise ValueError("a mean needs at least one example, got none")
-    array, sizes, own = _group_values(values, clusters)
+    array, sizes, cluster_indices = _group_values(values, clusters)
     value, count = float(array.mean()), len(sizes)
-    totals: Floats = np.bincount(own, array, minlength=count).astype(np.float64)
+    totals: Floats = np.bincount(cluster_indices, array, minlength=count).astype(np.float64)
     spread = np.ptp(totals / sizes)
     is_interval = count >= MIN_INTERVAL_CLUSTERS
     if not is_interval or spread < 1e-12 * max(1.0, abs(value)):
@@ -152,8 +152,8 @@ def mean(values: Sequence[float], clusters: Sequence[Hashable] | None = None, *,
 
 def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[Floats, Floats]:
     """Return the sums (K,) and numbers (K,) of the values of K clusters. clusters: cluster of each value."""
-    array, sizes, own = _group_values(values, clusters)
-    return np.bincount(own, array, minlength=len(sizes)).astype(np.float64), sizes
+    array, sizes, cluster_indices = _group_values(values, clusters)
+    return np.bincount(cluster_indices, array, minlength=len(sizes)).astype(np.float64), sizes
 
 
 def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) -> tuple[Floats, Floats, NDArray[np.int64]]:
@@ -163,10 +163,10 @@ def _group_values(values: Sequence[float], clusters: Sequence[Hashable] | None) 
     """
     array = np.asarray(values, dtype=np.float64)
     numbers: dict[Hashable, int] = {}
-    own = [numbers.setdefault(name, len(numbers)) for name in (range(len(array)) if clusters is None else clusters)]
-    if len(own) != len(array):
-        raise ValueError(f"{len(array)} values and {len(own)} clusters: each value needs the cluster that it belongs to")
-    index = np.array(own, dtype=np.int64)
+    indices = [numbers.setdefault(name, len(numbers)) for name in (range(len(array)) if clusters is None else clusters)]
+    if len(indices) != len(array):
+        raise ValueError(f"{len(array)} values and {len(indices)} clusters: each value needs the cluster that it belongs to")
+    index = np.array(indices, dtype=np.int64)
     return array, np.bincount(index).astype(np.float64), index
 
 

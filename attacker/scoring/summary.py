@@ -181,7 +181,7 @@ def _make_summary(rows: Sequence[ScoreRow], done: Sequence[ScoreRow], complete: 
         defense=first.defense,
         oracles=first.oracles,
         withheld=first.withheld,
-        cases=count_cases(rows),
+        cases=count_cases({row.case: row.state for row in rows}),
         examples=len(done),
         success=estimate_part("success"),
         label_success=estimate_part("label_success"),

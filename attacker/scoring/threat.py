@@ -54,12 +54,12 @@ def list_concessions(run: Mapping[str, Any]) -> tuple[str, ...]:
     run: as in `classify_threat`.
     """
     training = _get_training(run)
-    found = []
+    concessions = []
     if training.get("mode") == "eval":
-        found.append("mode eval: examples of a batch do not influence each other, and dropout is off")
+        concessions.append("mode eval: examples of a batch do not influence each other, and dropout is off")
     if training.get("buffers") == "shared":
-        found.append("buffers shared: statistics of the clients' batches are sent in clear")
-    return tuple(found)
+        concessions.append("buffers shared: statistics of the clients' batches are sent in clear")
+    return tuple(concessions)
 
 
 def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,5 +72,5 @@ def _has_other_prior(spec: str) -> bool:
 
     spec: the attack with its arguments, as text.
     """
-    given = parse_arguments(spec)
-    return any(argument in given and str(given[argument]) not in values for argument, values in BUILT_IN_PRIORS.items())
+    arguments = parse_arguments(spec)
+    return any(argument in arguments and str(arguments[argument]) not in values for argument, values in BUILT_IN_PRIORS.items())

@@ -45,12 +45,12 @@ class Verdict:
     @property
     def leaked(self) -> tuple[Comparison, ...]:
         """Return the comparisons that show a leak (`Comparison.leaks`)."""
-        return tuple(one for one in self.comparisons if one.leaks)
+        return tuple(comparison for comparison in self.comparisons if comparison.leaks)
 
     @property
     def detectable(self) -> Mapping[str, float]:
         """Return a dict from the name of a score to `Comparison.detectable`, for the scores for which it is known."""
-        return {one.score: one.detectable for one in self.comparisons if one.detectable is not None}
+        return {comparison.score: comparison.detectable for comparison in self.comparisons if comparison.detectable is not None}
 
     @property
     def words(self) -> str:
@@ -60,10 +60,10 @@ class Verdict:
         if self.outcome == "recovered":
             flat = f", {self.flat} of them nearly of one colour" if self.flat else ""
             recovered = f"{self.recovered} of {_format_count(self.examples)}{flat}; the null recovered {self.null_recovered}"
-            others = [one.words for one in self.leaked if one.score not in (SINGLE, "success", REIDENTIFIED)]
+            others = [comparison.words for comparison in self.leaked if comparison.score not in (SINGLE, "success", REIDENTIFIED)]
             return "; ".join((f"recovered: {recovered}", *others))
         if self.outcome == "partly leaked":
-            return f"partly leaked: {'; '.join(one.words for one in self.leaked)}"
+            return f"partly leaked: {'; '.join(comparison.words for comparison in self.leaked)}"
         details = (
             f"{self._sample} were compared with the null, the same attack without the update; the attack recovered "
             f"{self.recovered} and the null {self.null_recovered}; {_format_detectable(self)}"
@@ -97,20 +97,24 @@ def _format_detectable(verdict: Verdict) -> str:
     Scores that are shares are left out. If no other score has a known `Comparison.detectable`, the clause says that with so few
     cases, only a recovered example or one much nearer to its original than the null's reconstruction shows a leak.
     """
-    sizes = {one.score: one for one in verdict.comparisons if one.detectable is not None and one.unit != "%"}
-    differences = [_format_size(one) for one in sizes.values()]
+    sizes = {
+        comparison.score: comparison
+        for comparison in verdict.comparisons
+        if comparison.detectable is not None and comparison.unit != "%"
+    }
+    differences = [_format_size(comparison) for comparison in sizes.values()]
     if differences:
         return f"a mean difference of less than {' or '.join(differences)} may have gone unnoticed"
     return "so few cases show a leak only if an example is recovered, or is much nearer to its original than the null's answer is"
 
 
-def _format_size(one: Comparison) -> str:
-    assert one.detectable is not None
-    if one.unit == "%":
-        return f"{one.detectable:.0%} of {one.title}"
-    if one.unit == " dB":
-        return f"{max(one.detectable, 0.1):.1f} dB {one.title}"
-    return f"{max(one.detectable, 0.01):.2f} {one.title}"
+def _format_size(comparison: Comparison) -> str:
+    assert comparison.detectable is not None
+    if comparison.unit == "%":
+        return f"{comparison.detectable:.0%} of {comparison.title}"
+    if comparison.unit == " dB":
+        return f"{max(comparison.detectable, 0.1):.1f} dB {comparison.title}"
+    return f"{max(comparison.detectable, 0.01):.2f} {comparison.title}"
 
 
 def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
@@ -170,14 +174,14 @@ def _has_recovered(pairs: RowPairs, compared: Sequence[Comparison]) -> bool:
     the data set is no larger than a case, the number of examples recovered by the attack minus the number recovered by the null
     must exceed half the number of compared examples.
     """
-    if any(one.leaks and one.score == "success" for one in compared):
+    if any(comparison.leaks and comparison.score == "success" for comparison in compared):
         return True
     level = SIGNIFICANCE_LEVEL / len(compared)
     answered = [row for row in pairs.attack if row.chance is not None]
-    for one, other in zip(pairs.attack, pairs.null, strict=True):
-        chance = correct_chance(one, other)
-        is_nearer = not other.success or (one.mse is not None and other.mse is not None and one.mse < other.mse)
-        if one.success and is_nearer and chance is not None and chance * len(answered) <= level:
+    for row, other in zip(pairs.attack, pairs.null, strict=True):
+        chance = correct_chance(row, other)
+        is_nearer = not other.success or (row.mse is not None and other.mse is not None and row.mse < other.mse)
+        if row.success and is_nearer and chance is not None and chance * len(answered) <= level:
             return True
     if answered:
         return False

@@ -100,8 +100,8 @@ class Rule(BaseModel):
         rounds, clients: as in `JobSpec`. Raises ValidationError if the attack is unknown or needs a file of images, which a job
         cannot name, or if an argument of it, the seed, the priority or one of the given values is invalid.
         """
-        given = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
-        return JobSpec(recording=recording, rounds=rounds, clients=clients, **given)
+        fields = {name: getattr(self, name) for name in ("attack", "arguments", "seed", "null", "priority")}
+        return JobSpec(recording=recording, rounds=rounds, clients=clients, **fields)
 
 
 def read(path: Path) -> tuple[Rule, ...]:
@@ -111,12 +111,12 @@ def read(path: Path) -> tuple[Rule, ...]:
     invalid rule, the message names file, rule and key.
     """
     try:
-        found = read_toml(path)
+        content = read_toml(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; name a file of rules, such as deploy/rules.toml") from None
-    if unknown := sorted(found.keys() - {"rule"}):
+    if unknown := sorted(content.keys() - {"rule"}):
         raise ValueError(f"{path}: unknown key {unknown[0]!r}; write rules as tables [[rule]]")
-    listed = found.get("rule", [])
+    listed = content.get("rule", [])
     if not isinstance(listed, list) or not listed:
         raise ValueError(f"{path}: holds no rule; write one or more tables [[rule]]")
     rules = tuple(_parse_rule(path, number, fields) for number, fields in enumerate(listed, start=1))

@@ -119,8 +119,8 @@ def open_listener(settings: ServiceSettings) -> socket.socket:
     where = f"{settings.host} port {settings.port}"
     mend = "choose another address with --host, or another port with --port; --port 0 takes a free one"
     try:
-        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
+        addresses = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"cannot listen on {where}: {error.strerror or error}; {mend}") from None

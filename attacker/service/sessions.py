@@ -98,7 +98,7 @@ def _read(path: Path) -> dict[str, int]:
     It is empty if the file is missing, damaged, or not private to this user; users must then enter the token again.
     """
     try:
-        found = json.loads(read_private(path, MAX_FILE_BYTES))
-        return {str(key): int(end) for key, end in found.items()}
+        content = json.loads(read_private(path, MAX_FILE_BYTES))
+        return {str(key): int(end) for key, end in content.items()}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return {}

@@ -176,5 +176,5 @@ class ServiceSettings:
         """
         if self.truth != OWN_TRUTH:
             return self.truth
-        own = run / "truth"
-        return (own,) if own.is_dir() and not own.is_symlink() else ()
+        of_run = run / "truth"
+        return (of_run,) if of_run.is_dir() and not of_run.is_symlink() else ()

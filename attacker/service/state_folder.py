@@ -156,7 +156,7 @@ def _read_mark(folder: int) -> int | None:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
         try:
-            found = json.loads(file.read(MAX_MARK_BYTES))["inode"]
+            inode = json.loads(file.read(MAX_MARK_BYTES))["inode"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
-    return found if isinstance(found, int) else None
+    return inode if isinstance(inode, int) else None

@@ -2,14 +2,14 @@
 
 from attacker.sweep.comparison import SettingResult, compare_settings
 from attacker.sweep.grid import GridError, SweepGrid, read_grid
-from attacker.sweep.run import SweepProgress, SweepState, run_sweep
+from attacker.sweep.run import SweepProgress, SweepResults, run_sweep
 
 __all__ = [
     "GridError",
     "SettingResult",
     "SweepGrid",
     "SweepProgress",
-    "SweepState",
+    "SweepResults",
     "compare_settings",
     "read_grid",
     "run_sweep",

@@ -168,13 +168,15 @@ def _summarise(group: Sequence[tuple[GridFederation, FederationResult | None]]) 
 
 
 def _summarise_attack(name: str, done: Sequence[tuple[GridFederation, FederationResult]]) -> AttackOnSetting:
-    own = [(federation.experiment.seed, result.attacks[name]) for federation, result in done if name in result.attacks]
+    results = [(federation.experiment.seed, result.attacks[name]) for federation, result in done if name in result.attacks]
     rows = [
-        ((seed, example["index"]), f"{seed}/{example['case']}", example) for seed, scores in own for example in scores.examples
+        ((seed, example["index"]), f"{seed}/{example['case']}", example)
+        for seed, scores in results
+        for example in scores.examples
     ]
-    refused = next((scores.refused for _, scores in own if scores.refused), "")
-    specs = tuple(dict.fromkeys(scores.spec for _, scores in own))
-    knows = all(scores.knows for _, scores in own if not scores.refused)
+    refused = next((scores.refused for _, scores in results if scores.refused), "")
+    specs = tuple(dict.fromkeys(scores.spec for _, scores in results))
+    knows = all(scores.knows for _, scores in results if not scores.refused)
     errors, cases = {key: example["rmse"] for key, _, example in rows}, {key: case for key, case, _ in rows}
     if not rows:
         return AttackOnSetting(name=name, specs=specs, knows=False, refused=refused, errors={}, cases={})

@@ -202,9 +202,9 @@ def _expand_federations(path: Path, file: _GridFile) -> Iterator[GridFederation]
             changes = {"defense": value} if isinstance(value, str) else {str(key): setting for key, setting in value.items()}
             strengths.append((name, place, changes))
     axes = {"training.batch_size": file.batch_sizes, "training.steps": file.local_steps, "rounds": file.rounds}
-    given = {key: values for key, values in axes.items() if values is not None}
-    for chosen, (name, place, settings), seed in product(product(*given.values()), strengths, file.seeds):
-        overrides = [*zip(given, chosen, strict=True), *settings.items(), ("seed", seed)]
+    varied = {key: values for key, values in axes.items() if values is not None}
+    for chosen, (name, place, settings), seed in product(product(*varied.values()), strengths, file.seeds):
+        overrides = [*zip(varied, chosen, strict=True), *settings.items(), ("seed", seed)]
         overrides.append(("record.rounds", file.attacked.rounds))
         try:
             experiment = experiments.read(path.parent / file.experiment, overrides, trusted=True)

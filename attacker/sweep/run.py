@@ -4,12 +4,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic, sleep
 
+from attacker.replay.executors.ray_cluster import join_cluster
 from attacker.sweep.federations import FederationResult, OutOfTime, measure_federation, read_result
 from attacker.sweep.grid import GridFederation, SweepGrid
 
@@ -32,24 +32,14 @@ class SweepProgress:
     seconds_left: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepState:
-    """The results of a sweep: pairs (federation, result) in the order of the grid; None if a federation is not finished."""
-
-    results: tuple[tuple[GridFederation, FederationResult | None], ...]
-
-    @property
-    def unfinished(self) -> int:
-        """Return the number of federations that are not finished."""
-        return sum(result is None for _, result in self.results)
-
-
 SweepWatch = Callable[[SweepProgress], None]
+SweepResults = list[tuple[GridFederation, FederationResult | None]]
+"""All federations of a grid, in its order, each with its result; None if it is not finished."""
 
 
-def _read_state(grid: SweepGrid, out: Path) -> SweepState:
+def _read_results(grid: SweepGrid, out: Path) -> SweepResults:
     """Return the results in the folder `out`. A federation stored with other settings than the grid's counts as unfinished."""
-    return SweepState(results=tuple((federation, read_result(grid, federation, out)) for federation in grid.federations))
+    return [(federation, read_result(grid, federation, out)) for federation in grid.federations]
 
 
 def run_sweep(
@@ -60,7 +50,7 @@ def run_sweep(
     ray: str | None = None,
     seconds: float = float("inf"),
     watch: SweepWatch = lambda progress: None,
-) -> SweepState:
+) -> SweepResults:
     """Run every federation that is not finished, and return all results.
 
     workers: number of processes, each with one federation at a time; with 1, this process runs them.
@@ -69,7 +59,7 @@ def run_sweep(
     watch:   called with the progress after each federation that is finished.
     A sweep that was stopped or killed continues where it stopped.
     """
-    left = [federation for federation, result in _read_state(grid, out).results if result is None]
+    left = [federation for federation, result in _read_results(grid, out) if result is None]
     total, started, deadline = len(grid.federations), monotonic(), monotonic() + seconds
     out.mkdir(parents=True, exist_ok=True)
     names = _measure_all(grid, left, out, workers=workers, ray=ray, deadline=deadline)
@@ -77,7 +67,7 @@ def run_sweep(
         pace = (monotonic() - started) / finished
         rest = len(left) - finished
         watch(SweepProgress(done=total - rest, total=total, name=name, seconds_left=pace * rest))
-    return _read_state(grid, out)
+    return _read_results(grid, out)
 
 
 def _measure_all(
@@ -91,21 +81,13 @@ def _measure_all(
     if workers > 1 and len(unfinished) > 1:
         yield from _measure_in_processes(grid, unfinished, out, workers, deadline - monotonic())
         return
-    with _join(ray):
+    with join_cluster(ray):
         for federation in unfinished:
             try:
                 measure_federation(grid, federation, out, deadline=deadline, ray=ray)
             except OutOfTime:
                 return
             yield federation.name
-
-
-def _join(ray: str | None) -> AbstractContextManager[None]:
-    if ray is None:
-        return nullcontext()
-    from attacker.replay.executors.ray_cluster import join_cluster
-
-    return join_cluster(ray)
 
 
 def _measure_in_processes(

@@ -188,9 +188,10 @@ def describe_comparison(comparison: PairedComparison) -> str:
     It gives the difference of the two settings' RMSE with its interval, the numbers of examples and of batches, and the adjusted
     p-value.
     """
-    found = comparison.difference
-    ends = f"{'simultaneous 95 % interval' if found.is_interval else 'too few batches for an interval; values from'}"
+    difference = comparison.difference
+    ends = f"{'simultaneous 95 % interval' if difference.is_interval else 'too few batches for an interval; values from'}"
     names = f"behind {comparison.winner.name} than behind {comparison.other.name}"
-    text = f"reconstructions have a higher RMSE, which is better protection, {names}, by {found.value:+.3f}"
+    text = f"reconstructions have a higher RMSE, which is better protection, {names}, by {difference.value:+.3f}"
     chance = "" if comparison.adjusted is None else f", p = {comparison.adjusted:.2g} after Holm's correction"
-    return f"{text} ({ends} {found.low:+.3f} to {found.high:+.3f}, {found.count} examples in {found.clusters} batches{chance})."
+    sample = f"{difference.count} examples in {difference.clusters} batches"
+    return f"{text} ({ends} {difference.low:+.3f} to {difference.high:+.3f}, {sample}{chance})."

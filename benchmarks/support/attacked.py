@@ -33,8 +33,8 @@ def run_attack(attack: Attack, cases: Sequence[Case], options: Options) -> tuple
     placed = copy(attack)
     placed.device = options.device
     with measure_cpu() as clock:
-        found = placed(cases, rng=torch.Generator().manual_seed(options.seed))
-    return found, clock.seconds
+        answers = placed(cases, rng=torch.Generator().manual_seed(options.seed))
+    return answers, clock.seconds
 
 
 def describe_settings(attack: GradientMatching | ClosedForm) -> str:
@@ -61,19 +61,19 @@ def describe_settings(attack: GradientMatching | ClosedForm) -> str:
     return f"{optimiser}, {distance}{layers}, {tv}{decoder}, {search.steps} iterations{polish}, {search.restarts} starts{start}"
 
 
-def match_examples(found: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
+def match_examples(answer: Reconstruction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reconstructed examples, clamped to [0, 1], and labels in the order of the originals x (N, *shape).
 
     The attack's N best examples by its own ranking are used. An original without a reconstruction is left out.
     """
-    found = keep_first(found, len(x))
-    order = [i for i in assign_reconstructions(found.x.nan_to_num(), x) if i is not None]
-    return found.x.nan_to_num().clamp(0, 1)[order], found.y[order]
+    answer = keep_first(answer, len(x))
+    order = [i for i in assign_reconstructions(answer.x.nan_to_num(), x) if i is not None]
+    return answer.x.nan_to_num().clamp(0, 1)[order], answer.y[order]
 
 
-def match_images(found: Sequence[Reconstruction], x: Sequence[Tensor]) -> Tensor:
+def match_images(answers: Sequence[Reconstruction], x: Sequence[Tensor]) -> Tensor:
     """Return the reconstructed examples of all cases in the order of their originals. x: originals of each case, (N, *shape)."""
-    return torch.cat([match_examples(one, originals)[0] for one, originals in zip(found, x, strict=True)])
+    return torch.cat([match_examples(answer, originals)[0] for answer, originals in zip(answers, x, strict=True)])
 
 
 def compare_attacks(
@@ -85,8 +85,8 @@ def compare_attacks(
     """
     row: dict[str, Any] = {}
     for label, attack in attacks.items():
-        found, seconds = run_attack(attack, cases, options)
-        guesses = match_images(found, images.x.split(batch))
+        answers, seconds = run_attack(attack, cases, options)
+        guesses = match_images(answers, images.x.split(batch))
         row |= {
             f"psnr {label}": float(psnr(guesses, images.x).mean()),
             f"recovered {label}": int(is_recovered(guesses, images.x, images.data).sum()),
@@ -96,7 +96,7 @@ def compare_attacks(
 
 
 def make_row(
-    found: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
+    answers: Sequence[Reconstruction], x: Sequence[Tensor], y: Sequence[Tensor], seconds: float, data: DataSpec
 ) -> dict[str, Any]:
     """Return one row of results. x, y: true examples of each case, (N, *shape) and (N,). seconds: CPU-seconds of the attack.
 
@@ -105,11 +105,11 @@ def make_row(
     there are none; iterations as in `count_iterations`. ssim is also None for rows of tables, and for images with a side below 11
     pixels. cpu_seconds: per example.
     """
-    pairs = [match_examples(one, originals) for one, originals in zip(found, x, strict=True)]
+    pairs = [match_examples(answer, originals) for answer, originals in zip(answers, x, strict=True)]
     guesses, truth = torch.cat([guess for guess, _ in pairs]), torch.cat(list(x))
     success = is_recovered(guesses, truth, data)
     labels = torch.cat([label for _, label in pairs]) == torch.cat(list(y))
-    each = [count_iterations(one) for one, originals in zip(found, x, strict=True) for _ in originals]
+    each = [count_iterations(answer) for answer, originals in zip(answers, x, strict=True) for _ in originals]
     taken = [count for count, ok in zip(each, success.tolist(), strict=True) if ok]
     similar = success.any() and data.is_image and min(data.shape[1:]) >= 11
     cases = [i for i, originals in enumerate(x) for _ in originals]
@@ -129,14 +129,14 @@ def make_row(
     }
 
 
-def count_iterations(found: Reconstruction) -> int:
+def count_iterations(answer: Reconstruction) -> int:
     """Return the sum over starts of the number of iterations, where the kept start counts until its loss is at most 1e-4.
 
     1e-4 is `PAPER_TOLERANCE`. If the loss of the kept start never was that small, all its iterations count. For closed forms, the
     result is 0.
     """
-    if not found.iterations:
+    if not answer.iterations:
         return 0
-    below = torch.nonzero(found.loss <= PAPER_TOLERANCE)
-    own = int(below[0]) + 1 if len(below) else len(found.loss)
-    return found.iterations - len(found.loss) + own
+    below = torch.nonzero(answer.loss <= PAPER_TOLERANCE)
+    own = int(below[0]) + 1 if len(below) else len(answer.loss)
+    return answer.iterations - len(answer.loss) + own

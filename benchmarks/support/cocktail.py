@@ -62,9 +62,9 @@ def make_separated_row(options: Options, setting: SeparatedBatch) -> ResultRow:
     case = client.make_case([(images.x, images.y)], "c0")
     arguments: dict[str, Any] = {"criterion": setting.criterion, "refine": setting.refine, "steps": setting.steps}
     attack = AttackSpec(name="cocktail_party", arguments=arguments).build()
-    (found,), seconds = run_attack(attack, [case], options)
+    (answer,), seconds = run_attack(attack, [case], options)
     (grey,), _ = run_attack(attack.null(), [case], options)
-    best = {name: measure_assigned(one.x.clamp(0, 1), images.x) for name, one in (("attack", found), ("null", grey))}
+    best = {name: measure_assigned(one.x.clamp(0, 1), images.x) for name, one in (("attack", answer), ("null", grey))}
     return {
         "batch": setting.batch,
         "width": setting.width,

@@ -82,10 +82,10 @@ def _measure(codec: str, update: dict[str, Tensor], weights: dict[str, Tensor], 
         began = process_time()
         payload = encode(update, codec)
         between = process_time()
-        found = decode(payload, weights)
+        decoded = decode(payload, weights)
         seconds.append((between - began, process_time() - between))
     for name, tensor in update.items():
-        if found[name].view(torch.int32).ne(tensor.view(torch.int32)).any():
+        if decoded[name].view(torch.int32).ne(tensor.view(torch.int32)).any():
             raise RuntimeError(f"the codec {codec} is not lossless: {name} differs after unpacking")
     size = records.to_arrays(payload.tensors).count_bytes()
     return {

@@ -40,13 +40,13 @@ def measure_positions(options: Options) -> list[ResultRow]:
     rng = np.random.default_rng(options.seed)
     rows = []
     for share in (0.001, 0.01, 0.1):
-        found = np.sort(rng.choice(size, round(share * size), replace=False)).astype(np.int64)
+        positions = np.sort(rng.choice(size, round(share * size), replace=False)).astype(np.int64)
         ours = None
         for way, (pack, unpack) in _list_codecs(size).items():
             started = process_time()
-            content = pack(found)
+            content = pack(positions)
             middle = process_time()
-            assert np.array_equal(unpack(content), found), way
+            assert np.array_equal(unpack(content), positions), way
             seconds = process_time() - middle
             length = sum(t.nbytes for t in content.values()) if isinstance(content, dict) else len(content)
             ours = ours or length
@@ -55,7 +55,7 @@ def measure_positions(options: Options) -> list[ResultRow]:
                     "table": "positions",
                     "share": share,
                     "way": way,
-                    "bits_each": 8 * length / len(found),
+                    "bits_each": 8 * length / len(positions),
                     "over_ours": length / ours,
                     "pack_seconds": middle - started,
                     "unpack_seconds": seconds,
@@ -65,31 +65,37 @@ def measure_positions(options: Options) -> list[ResultRow]:
 
 
 def _list_codecs(size: int) -> dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]:
-    def encode_gaps(found: Any) -> bytes:
-        return bytes(np.diff(found, prepend=-1).astype(np.uint32).tobytes())
+    def encode_gaps(positions: Any) -> bytes:
+        return bytes(np.diff(positions, prepend=-1).astype(np.uint32).tobytes())
 
     def decode_gaps(content: bytes) -> Any:
         return np.cumsum(np.frombuffer(content, np.uint32).astype(np.int64)) - 1
 
-    def encode_bitmap(found: Any) -> bytes:
+    def encode_bitmap(positions: Any) -> bytes:
         truth = np.zeros(size, bool)
-        truth[found] = True
+        truth[positions] = True
         return np.packbits(truth).tobytes()
 
     ways: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-        "ours": (lambda found: packed.pack(found, size), lambda content: packed.unpack(content, size)),
-        "zlib of gaps": (lambda found: zlib.compress(encode_gaps(found)), lambda content: decode_gaps(zlib.decompress(content))),
-        "lzma of gaps": (lambda found: compress(encode_gaps(found), preset=1), lambda content: decode_gaps(decompress(content))),
+        "ours": (lambda positions: packed.pack(positions, size), lambda content: packed.unpack(content, size)),
+        "zlib of gaps": (
+            lambda positions: zlib.compress(encode_gaps(positions)),
+            lambda content: decode_gaps(zlib.decompress(content)),
+        ),
+        "lzma of gaps": (
+            lambda positions: compress(encode_gaps(positions), preset=1),
+            lambda content: decode_gaps(decompress(content)),
+        ),
         "zlib of a bitmap": (
-            lambda found: zlib.compress(encode_bitmap(found)),
+            lambda positions: zlib.compress(encode_bitmap(positions)),
             lambda content: np.flatnonzero(np.unpackbits(np.frombuffer(zlib.decompress(content), np.uint8))[:size]),
         ),
     }
     if find_spec("pyroaring"):
         from pyroaring import BitMap
 
-        def encode_roaring(found: Any) -> bytes:
-            bits = BitMap(found.astype(np.uint32))
+        def encode_roaring(positions: Any) -> bytes:
+            bits = BitMap(positions.astype(np.uint32))
             bits.run_optimize()
             return bytes(bits.serialize())
 

@@ -69,6 +69,6 @@ def make_learned_row(options: Options, defense: str, batch: int, folder: Path) -
 def _measure_psnr(attack: Attack, cases: list[Case], options: Options, x: Tensor) -> tuple[Tensor, float]:
     """Return the PSNR (N,) in dB of the images x of all cases, each with the answer assigned to it, and the CPU-seconds."""
     answers, seconds = run_attack(attack, cases, options)
-    found = {one.case: one.x.clamp(0, 1) for one in answers}
+    found = {answer.case: answer.x.clamp(0, 1) for answer in answers}
     own = zip(cases, x.split(len(x) // len(cases)), strict=True)
     return torch.cat([measure_assigned(found[case.key], batch) for case, batch in own]), seconds

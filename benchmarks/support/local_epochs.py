@@ -11,7 +11,7 @@ from fedsim import models
 from support.attacked import compare_attacks, match_examples, run_attack
 from support.contract import Options, ResultRow
 from support.single_cases import LocalClient, make_client
-from support.splits import Images, Part, load_images
+from support.splits import Images, load_images
 
 CONVOLUTIONS = tuple(f"support.calibration.networks:{name}" for name in ("strided", "convnet"))
 """Networks with smooth activations and strides, and with ReLU and max pooling."""
@@ -71,13 +71,12 @@ def list_round_settings(*, quick: bool) -> list[EpochSetting]:
     return [replace(rows[0], clients=1)] if quick else rows
 
 
-def make_epoch_row(options: Options, setting: EpochSetting, part: Part = "report") -> ResultRow:
+def make_epoch_row(options: Options, setting: EpochSetting) -> ResultRow:
     """Return one row: mean PSNR in dB and images recovered, with simulated steps, with steps taken for one, and by the null.
 
     Steps that are taken for one are attacked with and without a polish, which may fit what one step cannot explain.
-    part: part of the data that the images are from.
     """
-    images, cases = _make_cases(options, setting, part)
+    images, cases = _make_cases(options, setting)
     steps = 60 if options.quick else setting.evaluations
     attacks = {
         "simulated": inverting_gradients(steps=steps),
@@ -88,14 +87,13 @@ def make_epoch_row(options: Options, setting: EpochSetting, part: Part = "report
     return _describe(setting, images) | compare_attacks(attacks, cases, images, setting.images, options) | {"part": images.part}
 
 
-def make_rounds_row(options: Options, setting: EpochSetting, part: Part = "report") -> ResultRow:
+def make_rounds_row(options: Options, setting: EpochSetting) -> ResultRow:
     """Return one row: mean PSNR in dB and images recovered from all rounds together, beside single rounds, and by the null.
 
     "best alone" is Inverting Gradients on each round alone, and for each client the answer that explains the largest share of
     its gradient; "one batch" is AGIC with all local steps of a round taken for one.
-    part: part of the data that the images are from.
     """
-    images, cases = _make_cases(options, setting, part)
+    images, cases = _make_cases(options, setting)
     steps = 60 if options.quick else setting.evaluations
     attacks = {
         "together": agic(steps=steps, beta=1.0),
@@ -104,7 +102,7 @@ def make_rounds_row(options: Options, setting: EpochSetting, part: Part = "repor
     }
     row = _describe(setting, images) | {"rounds": setting.rounds}
     row |= compare_attacks(attacks, cases, images, setting.images, options)
-    rounds = [Case((one,)) for case in cases for one in case.observations]
+    rounds = [Case((observation,)) for case in cases for observation in case.observations]
     answers, seconds = run_attack(inverting_gradients(steps=steps), rounds, options)
     each = [answers[k : k + setting.rounds] for k in range(0, len(answers), setting.rounds)]
     best = [max(found, key=lambda answer: float(answer.explained[0])) for found in each]
@@ -124,9 +122,9 @@ def _describe(setting: EpochSetting, images: Images) -> ResultRow:
     return row | {"images": len(images), "evaluations": setting.evaluations}
 
 
-def _make_cases(options: Options, setting: EpochSetting, part: Part) -> tuple[Images, list[Case]]:
+def _make_cases(options: Options, setting: EpochSetting) -> tuple[Images, list[Case]]:
     """Return the images, and a case for each client. After a round, the server adds the mean of its updates to the weights."""
-    images = load_images(options, setting.data, setting.images * setting.clients, part=part)
+    images = load_images(options, setting.data, setting.images * setting.clients, part="report")
     if setting.network in CONVOLUTIONS:
         models.admit(setting.network)
     client: LocalClient = make_client(setting.network, images.data, seed=options.seed, batch=setting.batch)

@@ -30,23 +30,23 @@ def measure_matches(found: Tensor, x: Tensor) -> Tensor:
     return torch.stack([psnr(one.expand_as(x), x) for one in found.clamp(0, 1)]) if len(found) else torch.zeros(0, len(x))
 
 
-def count_exact(found: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
-    """Return the number of originals x to which some reconstruction has a PSNR above `least` dB; 0 if `found` is None."""
-    return 0 if found is None else int((measure_matches(found.x, x) > least).any(dim=0).sum())
+def count_exact(answer: Reconstruction | None, x: Tensor, least: float = EXACT_DB) -> int:
+    """Return the number of originals x to which some reconstruction has a PSNR above `least` dB; 0 if `answer` is None."""
+    return 0 if answer is None else int((measure_matches(answer.x, x) > least).any(dim=0).sum())
 
 
-def count_wrong(found: Reconstruction | None, x: Tensor) -> int:
-    """Return the number of reconstructions whose PSNR to every original in x is at most `EXACT_DB`; 0 if `found` is None."""
-    return 0 if found is None else int((measure_matches(found.x, x) <= EXACT_DB).all(dim=1).sum())
+def count_wrong(answer: Reconstruction | None, x: Tensor) -> int:
+    """Return the number of reconstructions whose PSNR to every original in x is at most `EXACT_DB`; 0 if `answer` is None."""
+    return 0 if answer is None else int((measure_matches(answer.x, x) <= EXACT_DB).all(dim=1).sum())
 
 
-def count_false(found: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
+def count_false(answer: Reconstruction | None, x: Tensor, success: float = SUCCESS_DB) -> tuple[int, int]:
     """Count the reconstructions with a confidence above `CERTAIN`: return how many of them are wrong, and their number.
 
     A reconstruction is wrong if its PSNR is at most `success` dB to every original in x (N, *shape).
     """
-    if found is None:
+    if answer is None:
         return 0, 0
-    sure = found.confidence > CERTAIN
-    wrong = (measure_matches(found.x, x) <= success).all(dim=1)
+    sure = answer.confidence > CERTAIN
+    wrong = (measure_matches(answer.x, x) <= success).all(dim=1)
     return int((sure & wrong).sum()), int(sure.sum())

@@ -105,10 +105,10 @@ class LocalClient:
 
 def make_image_cases(options: Options, network: str, count: int) -> tuple[LocalClient, list[Case], Tensor]:
     """Return a client, `count` cases of one CIFAR-10 image each, and these images (count, C, H, W)."""
-    found = load_images(options, "cifar10", count)
-    client = make_client(network, replace(found.data, num_classes=10), seed=options.seed)
-    cases = [client.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(found.x, found.y, strict=True))]
-    return client, cases, found.x
+    images = load_images(options, "cifar10", count)
+    client = make_client(network, replace(images.data, num_classes=10), seed=options.seed)
+    cases = [client.make_case([(x[None], y[None] % 10)], f"{i}") for i, (x, y) in enumerate(zip(images.x, images.y, strict=True))]
+    return client, cases, images.x
 
 
 def make_client(

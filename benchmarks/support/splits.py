@@ -182,17 +182,19 @@ class _Loaded:
 @cache
 def _load(path: Path) -> _Loaded:
     """Load all examples of an archive, both its training and its held-out ones, and their specification."""
-    found = datasets.load(f"npz:{path}")
-    values, labels = (np.concatenate([getattr(one, name) for one in (found.train, found.test)]) for name in ("values", "labels"))
-    return _Loaded(Examples(values=values, labels=labels), found.spec)
+    loaded = datasets.load(f"npz:{path}")
+    values, labels = (
+        np.concatenate([getattr(part, name) for part in (loaded.train, loaded.test)]) for name in ("values", "labels")
+    )
+    return _Loaded(Examples(values=values, labels=labels), loaded.spec)
 
 
 def _load_embedded(name: str, count: int, skip: int, *, missing: Path | None) -> Images:
     if missing is not None:
         print(f"{missing} does not exist: {EMBEDDED_DATA_SETS[name][0]} instead, which has helped to choose settings")
     kind, arguments = EMBEDDED_DATA_SETS[name]
-    found = datasets.load(kind, **arguments)
-    order = np.random.default_rng(0).permutation(len(found.train))
+    loaded = datasets.load(kind, **arguments)
+    order = np.random.default_rng(0).permutation(len(loaded.train))
     chosen = np.resize(order, skip + count)[skip:]  # examples repeat if the embedded data set is too small
-    x, y = found.train[chosen]
-    return Images(kind, x, torch.as_tensor(y), found.spec)
+    x, y = loaded.train[chosen]
+    return Images(kind, x, torch.as_tensor(y), loaded.spec)

@@ -2,7 +2,6 @@
 
 from fedsim.models.building import (
     MAX_PARAMETERS,
-    MODELS,
     admit,
     build,
     build_layout,
@@ -11,6 +10,7 @@ from fedsim.models.building import (
     identify_network,
     list_buffers,
 )
+from fedsim.models.built_in import MODELS
 from fedsim.models.foreign import ModuleSpec, find_client_types
 from fedsim.models.losses import find_loss, predict_classes, predict_probabilities
 from fedsim.models.network_warnings import adopt_precision, check_loss, list_unsimulated, list_warnings, require_mode

@@ -142,11 +142,11 @@ def _list_entries(archive: ZipFile) -> Mapping[str, ZipInfo]:
     Raises ValueError if an entry is not called `NAME.npy`, with a printable NAME of 1 to 512 characters, if two have the same
     name, or if there are more than `MAX_ARRAYS`.
     """
-    found = archive.infolist()
-    if len(found) > MAX_ARRAYS:
-        raise ValueError(f"holds {len(found)} arrays, but at most {MAX_ARRAYS} are read")
+    members = archive.infolist()
+    if len(members) > MAX_ARRAYS:
+        raise ValueError(f"holds {len(members)} arrays, but at most {MAX_ARRAYS} are read")
     entries: dict[str, ZipInfo] = {}
-    for entry in found:
+    for entry in members:
         name = entry.filename.removesuffix(".npy")
         if name == entry.filename or not name or len(name) > 512 or UNPRINTABLE_PATTERN.search(name):
             raise ValueError(f"holds {shorten(entry.filename)}, which is not an array; save it with numpy.savez")

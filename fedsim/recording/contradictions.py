@@ -72,22 +72,22 @@ def find_contradictions(
             "the returned tensors look like changes of the weights instead of weights: return whole weights, or let "
             "fedsim.client.update_mod send the changes"
         ]
-    found = _list_unchanged(training, before, after)
+    contradictions = _list_unchanged(training, before, after)
     passes = _count_passes(training, reported)
     kept = bool(counts) and not changed
     counted = passes is None or not counts or max(counts) == passes or (kept and training.buffers == "local")
     if training.mode == "train" and not counted:
         amount = f"epochs={training.epochs}" if training.epochs else f"steps={training.steps}"
-        found.append(
+        contradictions.append(
             f"batch norm saw {max(counts)} batches in a round, and {passes} follow from batch_size={training.batch_size}, "
             f"{amount}{f' and {reported} examples' if training.epochs else ''}: {KEPT if kept else SETTINGS}"
         )
     if training.optimiser != "sgd" and passes:
-        found += _judge_moves(training, ceil(passes / training.accumulation), before, after)
+        contradictions += _judge_moves(training, ceil(passes / training.accumulation), before, after)
     if training.optimiser == "sgd" and not is_defended:
         changes = {name: after[name].double() - before[name].double() for name in _list_weights(before, after)}
-        found += [EVEN_MAGNITUDES] * has_even_magnitudes(changes)
-    return found
+        contradictions += [EVEN_MAGNITUDES] * has_even_magnitudes(changes)
+    return contradictions
 
 
 def has_even_magnitudes(changes: Mapping[str, Tensor]) -> bool:

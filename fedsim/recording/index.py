@@ -230,8 +230,8 @@ def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tupl
     steps = count()
     maximum = 100 + 2 * image.size // PROGRESS_INSTRUCTIONS
     image.connection.set_progress_handler(lambda: next(steps) > maximum, PROGRESS_INSTRUCTIONS)
-    found = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
-    if set(found) != _read_schema():
+    schema = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
+    if set(schema) != _read_schema():
         raise sqlite3.DatabaseError("its tables are not exactly those of a recording's index; copy the recording again")
     return image.connection.execute(query, values).fetchall()
 

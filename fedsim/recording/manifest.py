@@ -165,13 +165,13 @@ def _from_json(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
             f"missing keys {missing} for {cls.__name__}; the file is damaged: copy it again, or run the federation again"
         )
     hints = get_type_hints(cls)
-    made = cls(**{name: _convert_value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
-    if isinstance(made, DataSpec) and (prod(made.shape) > MAX_VALUES or made.num_classes > MAX_CLASSES):
+    instance = cls(**{name: _convert_value(f"{cls.__name__}.{name}", value, hints[name]) for name, value in raw.items()})
+    if isinstance(instance, DataSpec) and (prod(instance.shape) > MAX_VALUES or instance.num_classes > MAX_CLASSES):
         raise ValueError(
-            f"data of shape {shorten(made.shape)} with {made.num_classes} classes exceed the limits of {MAX_VALUES} values "
-            f"per example and {MAX_CLASSES} classes"
+            f"data of shape {shorten(instance.shape)} with {instance.num_classes} classes exceed the limits of {MAX_VALUES} "
+            f"values per example and {MAX_CLASSES} classes"
         )
-    return made
+    return instance
 
 
 def _convert_value(where: str, value: Any, hint: Any) -> Any:

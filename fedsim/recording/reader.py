@@ -123,9 +123,9 @@ class Recording:
                 values.append(json.dumps(sorted(wanted)))
         where = f" WHERE {' AND '.join(chosen)}" if chosen else ""
         columns = ", ".join(index.INDEX_COLUMNS)
-        found = index.query_index(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
+        lines = index.query_index(self.folder, f"SELECT {columns} FROM observations{where} ORDER BY round, client", *values)
         rows: list[Row] = []
-        for row in _read_undamaged(found, lambda line: index.make_row(self.folder, line), on_damage):
+        for row in _read_undamaged(lines, lambda line: index.make_row(self.folder, line), on_damage):
             if rows and (row.round, row.client) <= (rows[-1].round, rows[-1].client):
                 raise DamagedFile(
                     self.folder / INDEX_FILE,
@@ -155,13 +155,13 @@ class Recording:
     def count_replies(self) -> list[ReplyCounts]:
         """Return the numbers of replies by status: one `ReplyCounts` per round with rows in the index, in ascending order."""
         statuses = ", ".join(f"sum(status = '{status}')" for status in ("complete", "masked", "failed", "late"))
-        found = index.query_index(
+        counts = index.query_index(
             self.folder, f"SELECT round, {statuses}, sum(bytes) FROM observations GROUP BY round ORDER BY round"
         )
-        index.check_counts(self.folder, found)
+        index.check_counts(self.folder, counts)
         return [
             ReplyCounts(round=round, complete=c, masked=m, failed=f, late=late, bytes=size)
-            for round, c, m, f, late, size in found
+            for round, c, m, f, late, size in counts
         ]
 
     def list_clients(self) -> list[str]:
@@ -169,19 +169,19 @@ class Recording:
 
         The name of the secure sum, "sum", is left out.
         """
-        found = [
+        clients = [
             client for (client,) in index.query_index(self.folder, "SELECT DISTINCT client FROM observations ORDER BY client")
         ]
-        found = [client for client in found if client != SUM_CLIENT]
-        index.check_clients(self.folder, found)
-        return found
+        clients = [client for client in clients if client != SUM_CLIENT]
+        index.check_clients(self.folder, clients)
+        return clients
 
     def list_summed(self, round: int) -> tuple[str, ...]:
         """Return the clients whose updates are in the secure sum of a round, sorted; empty without secure aggregation."""
         query = "SELECT client FROM observations WHERE round = ? AND status = ? ORDER BY client"
-        found = [client for (client,) in index.query_index(self.folder, query, round, MASKED_CODEC)]
-        index.check_clients(self.folder, found)
-        return tuple(found)
+        clients = [client for (client,) in index.query_index(self.folder, query, round, MASKED_CODEC)]
+        index.check_clients(self.folder, clients)
+        return tuple(clients)
 
     def read_masked(self, row: Row) -> MaskedMessage:
         """Return what the server saw of one client under secure aggregation.
@@ -195,7 +195,7 @@ class Recording:
                 f"row with a file and the codec {MASKED_CODEC!r}"
             )
         weights = self.read_sent(row.round).weights
-        tensors = read_tensors(self.folder, row.file, row.sha256, lambda found: check_fit(found, weights))
+        tensors = read_tensors(self.folder, row.file, row.sha256, lambda stored: check_fit(stored, weights))
         try:
             return MaskedMessage.from_tensors(tensors)
         except ValueError as error:
@@ -214,8 +214,8 @@ class Recording:
         names = sorted(clients)
         where = " WHERE client IN (SELECT value FROM json_each(?))" if names else ""
         values = [json.dumps(names)] if names else []
-        found = index.query_index(self.folder, f"SELECT DISTINCT round FROM observations{where} ORDER BY round", *values)
-        return [number for (number,) in found if type(number) is int]
+        lines = index.query_index(self.folder, f"SELECT DISTINCT round FROM observations{where} ORDER BY round", *values)
+        return [number for (number,) in lines if type(number) is int]
 
     def read_observation(self, row: Row) -> Observation:
         """Return the observation of a row.
@@ -234,7 +234,7 @@ class Recording:
             )
         m, sent, codec = self.manifest, self.read_sent(row.round), find_codec(row.codec)
         tensors, buffers = _split_buffers(
-            read_tensors(self.folder, row.file, row.sha256, lambda found: _check_fit(found, sent, codec))
+            read_tensors(self.folder, row.file, row.sha256, lambda stored: _check_fit(stored, sent, codec))
         )
         weights = convert_to_float32(sent.weights)  # some strategies send float64, which clients round to float32 before training
         if row.codec == "weights":
@@ -287,8 +287,8 @@ class Recording:
         return sent
 
     def _read_sent_rows(self, which: str, *values: int) -> list[SentRow]:
-        found = index.query_index(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
-        return [index.make_sent_row(self.folder, line) for line in found]
+        lines = index.query_index(self.folder, f"SELECT round, attempt, file, sha256, cohort FROM rounds {which}", *values)
+        return [index.make_sent_row(self.folder, line) for line in lines]
 
     def _try_read_sent(self, round: int) -> SentModel | DamagedFile:
         """Return what the server sent in a round, or the error if it cannot be read.
@@ -296,15 +296,15 @@ class Recording:
         The error is a return value, so that it is cached and damaged weights are not read again for each client of the round.
         """
         try:
-            found = self._read_sent_rows("WHERE round = ?", round)
-            if not found:
+            rows = self._read_sent_rows("WHERE round = ?", round)
+            if not rows:
                 raise DamagedFile(
                     self.folder / INDEX_FILE,
                     f"has no global weights of round {round}, which the server sent; copy the recording again, or select other "
                     "rounds",
                 )
-            weights, buffers = _split_buffers(read_tensors(self.folder, found[0].file, found[0].sha256))
-            return SentModel(weights, buffers, found[0].cohort)
+            weights, buffers = _split_buffers(read_tensors(self.folder, rows[0].file, rows[0].sha256))
+            return SentModel(weights, buffers, rows[0].cohort)
         except DamagedFile as error:
             return error
 

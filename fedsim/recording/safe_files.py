@@ -292,12 +292,12 @@ def _describe_reason(error: OSError) -> str:
 
 def _check_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a dict of the JSON pairs. Raises ValueError for a duplicate key."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"the key {shorten(repeated)} occurs twice in one JSON object; give each key once")
-    return found
+    return values
 
 
 def _refuse_number(text: str) -> float:

@@ -245,14 +245,14 @@ class Training:
 
         These settings are the optimisers adam and adamw, a `precision` other than float32, and an `augmentation`.
         """
-        found = []
+        limits = []
         if self.optimiser != "sgd":
-            found.append(
+            limits.append(
                 f"{self.optimiser} makes updates that hold little more than the signs of gradients: attacks match the signs, "
                 "closed forms fail, and inferred labels are often wrong"
             )
         if self.precision != "float32":
-            found.append(f"clients compute in {self.precision} and attacks in float32: the difference acts as noise")
+            limits.append(f"clients compute in {self.precision} and attacks in float32: the difference acts as noise")
         if self.augmentation:
-            found.append(f"clients augment their examples ({self.augmentation}): attacks find the augmented examples")
-        return found
+            limits.append(f"clients augment their examples ({self.augmentation}): attacks find the augmented examples")
+        return limits

@@ -163,8 +163,8 @@ class Recorder:
         Clients that are not selected for recording have no file. Under secure aggregation they have rows in the index, though.
         """
         with closing(connect_to_write(self.folder)) as index:
-            found = index.execute("SELECT DISTINCT client FROM observations WHERE file IS NOT NULL")
-            return {client for (client,) in found} - {SUM_CLIENT}
+            clients = index.execute("SELECT DISTINCT client FROM observations WHERE file IS NOT NULL")
+            return {client for (client,) in clients} - {SUM_CLIENT}
 
     def _to_relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

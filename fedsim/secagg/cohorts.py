@@ -28,8 +28,8 @@ class Cohorts:
         self._round, self._members = 0, frozenset[str]()
         if path is not None and os.path.lexists(path):
             try:
-                found = read_json(path)
-                self._round, self._members = int(found["round"]), frozenset(map(str, found["members"]))
+                record = read_json(path)
+                self._round, self._members = int(record["round"]), frozenset(map(str, record["members"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
                     f"{path} cannot be read, so the cohort of a repeated round is unknown: {error}; restore the file, or start "

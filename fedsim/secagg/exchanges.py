@@ -132,7 +132,7 @@ class Exchanges:
         for message in sent:
             self._seen[message.metadata.dst_node_id].down[stage] = records.count_bytes(message.content)
         answers = {m.metadata.src_node_id: m for m in self._grid.send_and_receive(sent, timeout=self._timeout)}
-        found = {}
+        answered = {}
         for node in by_node:
             seen, answer = self._seen[node], answers.get(node)
             if answer is None:
@@ -143,11 +143,11 @@ class Exchanges:
                 seen.up[stage] = records.count_bytes(answer.content)
                 seen.pseudonym = seen.pseudonym or read_pseudonym(answer)
                 try:
-                    found[node] = read(node, answer.content)
+                    answered[node] = read(node, answer.content)
                     seen.answered += (stage,)
                 except Exception as error:  # one malformed answer must not end the federation, whatever it raises
                     seen.reason = f"exchange '{stage}': malformed reply: {error or type(error).__name__}"
-        return found
+        return answered
 
     def _make_message(self, stage: Stage, node: int, record: ConfigRecord) -> Message:
         """Return the message of one exchange: `record`, the strategy's configuration and, only in "collect", the weights."""
@@ -168,5 +168,5 @@ class Exchanges:
     def _key_by_number(self, answers: Mapping[int, T]) -> dict[int, T]:
         return {self._numbers[node]: answer for node, answer in answers.items()}
 
-    def _key_by_node(self, found: Mapping[int, T]) -> dict[int, T]:
-        return {node: found[number] for node, number in self._numbers.items() if number in found}
+    def _key_by_node(self, answers: Mapping[int, T]) -> dict[int, T]:
+        return {node: answers[number] for node, number in self._numbers.items() if number in answers}

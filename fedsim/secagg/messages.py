@@ -123,17 +123,17 @@ def answer_unmask(opened: RevealedShares) -> ConfigRecord:
 
 def read_publics(content: RecordDict) -> PublicKeys:
     record = _find_record(content)
-    found = PublicKeys(_check_bytes(record["mask-key"], "mask-key"), _check_bytes(record["share-key"], "share-key"))
-    if [len(key) for key in found] != [KEY_BYTES, KEY_BYTES]:
+    keys = PublicKeys(_check_bytes(record["mask-key"], "mask-key"), _check_bytes(record["share-key"], "share-key"))
+    if [len(key) for key in keys] != [KEY_BYTES, KEY_BYTES]:
         raise ValueError(
-            f"the client's public keys must have {KEY_BYTES} bytes each, got {len(found.mask)} and {len(found.share)}; "
+            f"the client's public keys must have {KEY_BYTES} bytes each, got {len(keys.mask)} and {len(keys.share)}; "
             f"{VERSION_ADVICE}"
         )
-    if found.mask == found.share:
+    if keys.mask == keys.share:
         raise ValueError(f"the client sent the same public key for masks and for shares; {VERSION_ADVICE}")
-    for key in found:  # checked here, since otherwise every neighbour of the client would fail
+    for key in keys:  # checked here, since otherwise every neighbour of the client would fail
         check_public(key)
-    return found
+    return keys
 
 
 def read_shared(content: RecordDict, roster: Roster) -> dict[int, bytes]:
@@ -220,14 +220,14 @@ def _find_record(content: RecordDict) -> ConfigRecord:
 
 
 def _read_by_member(record: ConfigRecord, members: str, values: str) -> dict[int, bytes]:
-    numbers, found = _check_numbers(record[members], members), record[values]
-    if not isinstance(found, list) or len(found) != len(numbers):
-        given = f"{len(found)} values" if isinstance(found, list) else type(found).__name__
+    numbers, entries = _check_numbers(record[members], members), record[values]
+    if not isinstance(entries, list) or len(entries) != len(numbers):
+        given = f"{len(entries)} values" if isinstance(entries, list) else type(entries).__name__
         raise ValueError(
             f"field {values!r} in a message of secure aggregation must be a list of {len(numbers)} values, one for each client "
             f"in field {members!r}, got {given}; {VERSION_ADVICE}"
         )
-    return {number: _check_bytes(value, values) for number, value in zip(numbers, found, strict=True)}
+    return {number: _check_bytes(value, values) for number, value in zip(numbers, entries, strict=True)}
 
 
 def _check_numbers(value: object, field: str) -> list[int]:

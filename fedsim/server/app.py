@@ -182,25 +182,25 @@ class FederationServer:
         Returns the global arrays (weights and buffers), the number of committed rounds, and the number of times that the run was
         started, including this one.
         """
-        found = self.found
-        done = found.round if found else 0
+        restored = self.found
+        done = restored.round if restored else 0
         self.recorder.roll_back(done)
         # the path may be a link
         for path in (*self.settings.folder.rglob(".*.partial"), *self.recorder.folder.rglob(".*.partial")):
             path.unlink(missing_ok=True)
         if self.metrics.exists():
             rows = read_metrics(self.settings.folder)
-            replace_json_lines(self.metrics, *(row for row in rows if found and row["round"] <= done))
-        if found is None:
+            replace_json_lines(self.metrics, *(row for row in rows if restored and row["round"] <= done))
+        if restored is None:
             random.seed(self.settings.seed)  # Flower draws each round's clients from this global generator,
             np.random.seed(self.settings.seed)  # and the noise of central differential privacy from this one
             return self.initial, 0, 1
-        checkpoint.restore_strategy(self.inner, found.memory)
-        checkpoint.restore_generators(found.generators)
-        self.strategy.pseudonyms |= {int(node): name for node, name in found.pseudonyms.items()}
-        arrays = records.to_arrays(found.arrays)
-        self._write(done, found.attempt + 1, arrays)
-        return arrays, done, found.attempt + 1
+        checkpoint.restore_strategy(self.inner, restored.memory)
+        checkpoint.restore_generators(restored.generators)
+        self.strategy.pseudonyms |= {int(node): name for node, name in restored.pseudonyms.items()}
+        arrays = records.to_arrays(restored.arrays)
+        self._write(done, restored.attempt + 1, arrays)
+        return arrays, done, restored.attempt + 1
 
     def _commit(self, number: int, attempt: int, arrays: ArrayRecord, started: float) -> None:
         evaluated = self.settings.evaluate(records.to_tensors(arrays))

@@ -48,8 +48,8 @@ def watch_older(strategy: Any, watched: Strategy, messages: "SentMessages", netw
         arrays = names.name_arrays(parameters)
         messages.sent, messages.given = [], [instructions.parameters for _, instructions in instructed]
         for client, instructions in instructed:
-            own = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
-            content = RecordDict({records.WEIGHTS_KEY: own})
+            weights = arrays if instructions.parameters is parameters else names.name_arrays(instructions.parameters)
+            content = RecordDict({records.WEIGHTS_KEY: weights})
             messages.sent.append(_make_message(content, messages.number_client(client)))
         watched.configure_train(server_round, arrays, ConfigRecord(), cast(Grid, None))  # nothing is sent through it
         return instructed
@@ -89,9 +89,9 @@ class ArrayNames:
         expected = self._orders[0]
         pairs = zip(expected.items(), arrays, strict=False)
         wrong = next((f"{name!r} of shape {want}, got {array.shape}" for (name, want), array in pairs if want != array.shape), "")
-        found = f"array {wrong}" if wrong else f"{len(expected)} arrays, got {len(arrays)}"
+        wanted = f"array {wrong}" if wrong else f"{len(expected)} arrays, got {len(arrays)}"
         return (
-            f"the list of weights does not fit the state dict of the network: expected {found}; give record() the network that "
+            f"the list of weights does not fit the state dict of the network: expected {wanted}; give record() the network that "
             "is trained"
         )
 
@@ -190,8 +190,8 @@ def _make_reply(sent: Message, result: FitRes, names: ArrayNames) -> Message:
         arrays = names.name_arrays(result.parameters)
     except Exception as error:  # one malformed reply must not end the federation, whatever it raises
         return _make_failure(sent, f"malformed reply: {error}")
-    own = (result.metrics or {}).items()  # a recording cannot store booleans, text or bytes
-    numbers = {name: value for name, value in own if isinstance(value, int | float) and not isinstance(value, bool)}
+    reported = (result.metrics or {}).items()  # a recording cannot store booleans, text or bytes
+    numbers = {name: value for name, value in reported if isinstance(value, int | float) and not isinstance(value, bool)}
     metrics: dict[str, Any] = {records.NUM_EXAMPLES_KEY: result.num_examples, **numbers}
     return Message(RecordDict({records.WEIGHTS_KEY: arrays, records.METRICS_KEY: MetricRecord(metrics)}), reply_to=sent)
 

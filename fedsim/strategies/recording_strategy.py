@@ -181,11 +181,11 @@ def _key_by_client(replies: Iterable[Message], sent: Sequence[Metadata]) -> dict
     """
     nodes = {metadata.dst_node_id for metadata in sent}
     about = {metadata.message_id: metadata.dst_node_id for metadata in sent if metadata.message_id}
-    found: dict[int, Message] = {}
+    messages: dict[int, Message] = {}
     for message in replies:
         node = message.metadata.src_node_id
-        found[node if node in nodes else about.get(message.metadata.reply_to_message_id, node)] = message
-    return found
+        messages[node if node in nodes else about.get(message.metadata.reply_to_message_id, node)] = message
+    return messages
 
 
 def make_distinct(named: Sequence[tuple[str, int]]) -> dict[int, str]:

@@ -80,17 +80,17 @@ class ReplyReader:
         self._check(tensors, buffers, may_keep_buffers=True)
         return Payload(tensors=tensors, codec="weights"), buffers
 
-    def _choose_arrays(self, found: Mapping[str, ArrayRecord]) -> ArrayRecord:
+    def _choose_arrays(self, arrays: Mapping[str, ArrayRecord]) -> ArrayRecord:
         """Return the record under `key`, or the only record, whatever its key. Raises ValueError if there is neither."""
-        if self.key in found:
-            return found[self.key]
-        if len(found) != 1:
-            names = ", ".join(repr(name) for name in sorted(found)) or "none"
+        if self.key in arrays:
+            return arrays[self.key]
+        if len(arrays) != 1:
+            names = ", ".join(repr(name) for name in sorted(arrays)) or "none"
             raise ValueError(
                 f"the client's reply has the array records {names}; send the weights in one record, or beside others under the "
                 f"strategy's arrayrecord_key, {self.key!r}"
             )
-        return next(iter(found.values()))
+        return next(iter(arrays.values()))
 
     def _take_update(self, content: RecordDict) -> tuple[Payload, dict[str, Tensor]]:
         """Return a client's encoded update and its buffers, and replace them in `content` by its whole weights."""

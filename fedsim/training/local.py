@@ -217,8 +217,8 @@ def _find_buffers(model: nn.Module, buffers: Weights) -> dict[str, Tensor]:
     names = list_buffers(model)
     if missing := [name for name in names if buffers and name not in buffers]:
         raise ValueError(f"buffers lack {', '.join(missing)}; give all buffers of the model, or none to use its own")
-    own = dict(model.named_buffers())
-    return {name: buffers[name] if buffers else own[name] for name in names}
+    initial = dict(model.named_buffers())
+    return {name: buffers[name] if buffers else initial[name] for name in names}
 
 
 def _copy_tensors(tensors: Weights) -> dict[str, Tensor]:

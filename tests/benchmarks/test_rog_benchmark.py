@@ -8,13 +8,12 @@ import pytest
 import torch
 from support.contract import Options
 from support.rog import outcomes
+from support.rog.attacks import REPEATED, load_tools
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
 from support.rog.comparison import (
-    REPEATED,
     BatchScores,
     ColumnResult,
     estimate_mean,
-    load_tools,
     measure_columns,
     measure_in_processes,
     subtract_lpips,

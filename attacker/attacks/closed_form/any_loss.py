@@ -37,10 +37,10 @@ def measure_any_loss(observed: StackedObservations, i: int, x: Tensor) -> float:
         return NO_MATCH
     weights = {name: w.clone().requires_grad_() for name, w in observed.get_weights(i).items()}
     head = weight.rpartition(".")[0]
-    with record_calls({head: observed.model.get_submodule(head)}) as seen:
+    with record_calls({head: observed.model.get_submodule(head)}) as calls_by_layer:
         examples = observed.data.normalise(x.to(observed.device, observed.dtype))
         run_forward_pass(observed.model, {**weights, **observed.get_buffers(i)}, examples)
-    calls = seen.get(head, [])
+    calls = calls_by_layer.get(head, [])
     if weight in observed.omitted or len(calls) != 1 or calls[0][0].ndim != 2:
         return NO_MATCH
     inputs, outputs = calls[0][0].detach(), calls[0][1]

@@ -153,7 +153,9 @@ class ClosedForm:
         if self.fallback is None:
             return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         null = replace(self.fallback.null(), device=self.device)
-        return [replace(one, attack=self.name) for one in null(cases, rng=rng, progress=progress, memory=memory)]
+        return [
+            replace(reconstruction, attack=self.name) for reconstruction in null(cases, rng=rng, progress=progress, memory=memory)
+        ]
 
 
 class _Run:
@@ -180,7 +182,7 @@ class _Run:
             progress=progress,
         )
         self.routing.answer()
-        self.observed, self.found = self.routing.observed, self.routing.found
+        self.observed, self.routed = self.routing.observed, self.routing.routed
         self.seconds = (perf_counter() - started) / len(cases)
 
     def run(self) -> list[Reconstruction]:
@@ -188,21 +190,23 @@ class _Run:
 
         If the search is interrupted, cases without any answer are left out.
         """
-        rest = [i for i, found in enumerate(self.found) if not found.exact and not found.final]
+        rest = [i for i, routed in enumerate(self.routed) if not routed.exact and not routed.final]
         searched = self._search(rest) if rest else {}
-        cut_off = any(one.interrupted for one in searched.values())
-        answered = [i for i, found in enumerate(self.found) if not cut_off or i in searched or found.answer is not None]
+        cut_off = any(reconstruction.interrupted for reconstruction in searched.values())
+        answered = [i for i, routed in enumerate(self.routed) if not cut_off or i in searched or routed.answer is not None]
         return [self._choose_answer(i, searched.get(i)) for i in answered]
 
     def certify(self) -> Reconstruction | None:
         """Return the closed forms' answer to the first case if it is certified, see `ClosedForm.certify`, else None."""
-        found = self.found[0]
-        if found.answer is None or not found.exact or len(found.answer.x) != self.observed.examples:
+        routed = self.routed[0]
+        if routed.answer is None or not routed.exact or len(routed.answer.x) != self.observed.examples:
             return None
-        own = self._build_reconstruction(0, found.answer)
-        stays = torch.tensor(found.answer.determined) if found.answer.stays is None else found.answer.stays
-        doubted = not bool((stays >= MIN_CERTIFIED_STAYS).all()) or bool((own.confidence < MIN_CERTIFIED_CONFIDENCE).any())
-        return None if doubted else own
+        reconstruction = self._build_reconstruction(0, routed.answer)
+        stays = torch.tensor(routed.answer.determined) if routed.answer.stays is None else routed.answer.stays
+        is_doubted = not bool((stays >= MIN_CERTIFIED_STAYS).all()) or bool(
+            (reconstruction.confidence < MIN_CERTIFIED_CONFIDENCE).any()
+        )
+        return None if is_doubted else reconstruction
 
     def _search(self, unanswered: list[int]) -> dict[int, Reconstruction]:
         """Search for the cases without an exact or final answer; return a dict from their indices to reconstructions.
@@ -217,54 +221,58 @@ class _Run:
         able = []
         for i in unanswered:
             if reasons := find_unmet(attack, self.cases[i]):
-                self.found[i].reasons["optimisation"] = f"the attack {attack.name} cannot be used: {'; '.join(reasons)}"
+                self.routed[i].reasons["optimisation"] = f"the attack {attack.name} cannot be used: {'; '.join(reasons)}"
             else:
                 able.append(i)
         if not able:
             return {}
         starts = {self.cases[i].key: self.routing.get_warm_start(i) for i in able}
         search = replace(attack, device=self.attack.device, warm_start=lambda cases, _: [starts[case.key] for case in cases])
-        found = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
-        return dict(zip(able, found, strict=True))
+        reconstructions = search([self.cases[i] for i in able], rng=self.rng, progress=self.progress, memory=self.memory)
+        return dict(zip(able, reconstructions, strict=True))
 
     def _choose_answer(self, i: int, searched: Reconstruction | None) -> Reconstruction:
         """Return the search's answer to case i if it explains the gradient better, or as well as its noise allows.
 
         Else return the closed forms' answer. Raises ValueError with their reasons if there is none.
         """
-        found = self.found[i]
+        routed = self.routed[i]
         if searched is not None:
             misfit = self.observed.measure_misfit(i, searched.x.to(self.attack.device), searched.y.to(self.attack.device))
-            if found.answer is None or not found.missed <= misfit or misfit <= MAX_NOISE_RATIO * self.observed.estimate_noise(i):
-                confidence, doubts = doubt_likely(searched.confidence, found.open_question)
+            if (
+                routed.answer is None
+                or not routed.missed <= misfit
+                or misfit <= MAX_NOISE_RATIO * self.observed.estimate_noise(i)
+            ):
+                confidence, doubts = doubt_likely(searched.confidence, routed.open_question)
                 return replace(
                     searched,
                     attack=self.attack.name,
-                    route=searched.route.replace("a closed form", found.answer.route if found.answer is not None else ""),
+                    route=searched.route.replace("a closed form", routed.answer.route if routed.answer is not None else ""),
                     confidence=confidence,
                     seconds=searched.seconds + self.seconds,
-                    notes=(*self._explain(found), *_describe_distance(misfit), *doubts),
+                    notes=(*self._explain(routed), *_describe_distance(misfit), *doubts),
                 )
-        if found.answer is None:
-            raise ValueError("; ".join(dict.fromkeys(found.reasons.values())) or "all closed forms returned NaN or infinity")
-        own = self._build_reconstruction(i, found.answer)
+        if routed.answer is None:
+            raise ValueError("; ".join(dict.fromkeys(routed.reasons.values())) or "all closed forms returned NaN or infinity")
+        reconstruction = self._build_reconstruction(i, routed.answer)
         if searched is None:
-            return own
-        return replace(own, seconds=own.seconds + searched.seconds, interrupted=searched.interrupted)
+            return reconstruction
+        return replace(reconstruction, seconds=reconstruction.seconds + searched.seconds, interrupted=searched.interrupted)
 
     def _build_reconstruction(self, i: int, answer: ClosedFormAnswer) -> Reconstruction:
         """Return the closed forms' best answer to case i as a reconstruction."""
-        case, found, count = self.cases[i], self.found[i], len(answer.x)
+        case, routed, count = self.cases[i], self.routed[i], len(answer.x)
         observation = case.observations[0]
         stays = torch.full((count,), answer.determined) if answer.stays is None else answer.stays
         judged = judge_closed_form(
             answer.route,
             answer.x,
-            found.missed,
+            routed.missed,
             stays,
             observation.data,
             self.observed.examples,
-            self._find_open_question(found, answer),
+            self._find_open_question(routed, answer),
         )
         confidence, reasons = doubt_likely(judged.confidence, *self._find_unexplained(i, answer, stays))
         judged = replace(judged, confidence=confidence, notes=(*judged.notes, *reasons))
@@ -278,18 +286,18 @@ class _Run:
             attack=self.attack.name,
             rng=self.rng,
             route=answer.route,
-            loss=torch.tensor([found.missed**2]),
+            loss=torch.tensor([routed.missed**2]),
             confidence=judged.confidence,
             explained=judged.explained,
             evidence={name: tuple(values.tolist()) for name, values in judged.evidence.items()},
             slots=list_slots(observation.round, observation.client, find_schedule(observation)[0], count),
-            evaluations=found.tried,
+            evaluations=routed.tried,
             seconds=self.seconds,
             oracles=("labels",) if case.known_labels is not None else (),
-            notes=(*answer.notes, *(() if found.exact else answer.doubts), *_describe_distance(found.missed), *judged.notes),
+            notes=(*answer.notes, *(() if routed.exact else answer.doubts), *_describe_distance(routed.missed), *judged.notes),
         )
 
-    def _find_open_question(self, found: RoutedCase, answer: ClosedFormAnswer) -> str:
+    def _find_open_question(self, routed: RoutedCase, answer: ClosedFormAnswer) -> str:
         """Return why the confidence in the best answer to a case is undecided instead of high; "" for no such reason."""
         if self.observed.has_random_inputs:
             return CHANGED_INPUTS
@@ -298,7 +306,7 @@ class _Run:
         first = self.cases[0].observations[0]
         if first.data.is_image and bool(is_eight_bit(answer.x).all()):
             return ""
-        return found.open_question
+        return routed.open_question
 
     def _find_unexplained(self, i: int, answer: ClosedFormAnswer, stays: Tensor) -> tuple[str, Tensor]:
         """Return why the observed gradient of case i does not show examples of an answer, and a mask (N,) of these; else "".
@@ -313,7 +321,7 @@ class _Run:
         copies = self.observed.make_paler(answer.x, MAX_RECOVERED_MSE if first.data.is_image else None)
         paler = self.observed.measure_misfit(i, copies, answer.y)
         unsure = torch.ones(len(answer.x), dtype=torch.bool)
-        if self.found[i].missed <= MAX_SHOWN_RATIO * paler:
+        if self.routed[i].missed <= MAX_SHOWN_RATIO * paler:
             return "", ~unsure
         changes = [str(first.defenses)] if first.defenses.steps else []
         changes += [first.gradient.step.name] if first.gradient.step else []
@@ -327,12 +335,12 @@ class _Run:
             return UNEXPLAINED_GRADIENT, unsure
         return UNDETERMINED_EXAMPLES, unsure & ~(stays.cpu() >= MIN_CERTIFIED_STAYS)
 
-    def _explain(self, found: RoutedCase) -> list[str]:
+    def _explain(self, routed: RoutedCase) -> list[str]:
         """Return the reasons why no closed-form answer was returned for a case, and how far the best one was off."""
-        reasons = [f"{route}: {reason}" for route, reason in found.reasons.items()]
-        if found.answer is not None:
-            distance = f"its gradient differs from the observed one by {found.missed:.2g} of the latter's norm"
-            reasons += [f"{found.answer.route}: {one}" for one in (distance, *found.answer.notes, *found.answer.doubts)]
+        reasons = [f"{route}: {reason}" for route, reason in routed.reasons.items()]
+        if routed.answer is not None:
+            distance = f"its gradient differs from the observed one by {routed.missed:.2g} of the latter's norm"
+            reasons += [f"{routed.answer.route}: {text}" for text in (distance, *routed.answer.notes, *routed.answer.doubts)]
         return reasons
 
 

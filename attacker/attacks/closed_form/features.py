@@ -101,49 +101,48 @@ def _answer(observed: StackedObservations, i: int, rng: Generator) -> ClosedForm
     It has no examples if the last layer's gradient is zero, or if the features read from this gradient do not explain it.
     """
     if not bool(observed.gradient[models.find_head(observed.model, observed.data)[0]][i].any()):
-        return _build_empty_answer(
-            observed, "the last layer's gradient, from which features are computed, is zero or was not sent"
-        )
-    read = _read_head_features(observed, i, rng)
-    if read.misfit > MAX_MISFIT:
-        return _build_empty_answer(
-            observed, f"the features found leave {read.misfit:.0%} of the last layer's gradient unexplained"
-        )
+        zero = "the last layer's gradient, from which features are computed, is zero or was not sent"
+        return ClosedFormAnswer.without_examples(observed.data, "features", zero)
+    head_features = _read_head_features(observed, i, rng)
+    if head_features.misfit > MAX_MISFIT:
+        unexplained = f"the features found leave {head_features.misfit:.0%} of the last layer's gradient unexplained"
+        return ClosedFormAnswer.without_examples(observed.data, "features", unexplained)
     spread = build_smooth_spread(observed.data)
-    made = _build_features(observed, i)
-    each, place = torch.unique(read.features, dim=0, return_inverse=True)  # examples of one label may share their mean
-    errors = [float(read.error[place == k].max()) for k in range(len(each))]
+    compute_features = _build_features(observed, i)
+    each, place = torch.unique(head_features.features, dim=0, return_inverse=True)  # examples of one label may share their mean
+    errors = [float(head_features.error[place == k].max()) for k in range(len(each))]
     pairs = zip(each.to(observed.device), errors, strict=True)
-    x = torch.stack([find_map_estimate(made, f, spread, observed.data.shape, error) for f, error in pairs])[place]
+    x = torch.stack([find_map_estimate(compute_features, f, spread, observed.data.shape, error) for f, error in pairs])[place]
     noise = spread(torch.randn(x.shape, generator=rng, dtype=x.dtype).to(x))
-    x[read.shared.to(x.device)] += SEPARATING_NOISE * noise[read.shared.to(x.device)]
-    free = max(0.0, 1 - read.features.shape[1] / observed.data.size)
+    x[head_features.shared.to(x.device)] += SEPARATING_NOISE * noise[head_features.shared.to(x.device)]
+    free = max(0.0, 1 - head_features.features.shape[1] / observed.data.size)
     return ClosedFormAnswer(
-        x, read.labels.to(x.device), "features", doubts=_list_doubts(read, free), determined=1 - free, likeliest=True
+        x,
+        head_features.labels.to(x.device),
+        "features",
+        doubts=_list_doubts(head_features, free),
+        determined=1 - free,
+        likeliest=True,
     )
 
 
-def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "features", (why,))
-
-
-def _list_doubts(read: HeadFeatures, free: float) -> tuple[str, ...]:
+def _list_doubts(head_features: HeadFeatures, free: float) -> tuple[str, ...]:
     notes = (
         [f"the features determine {1 - free:.0%} of an example's values; the smoothness prior determines the rest"]
         if free
         else []
     )
-    if bool(read.shared.any()):
-        notes.append(f"{int(read.shared.sum())} examples share a label, and only the mean of their features is known")
+    if bool(head_features.shared.any()):
+        notes.append(f"{int(head_features.shared.sum())} examples share a label, and only the mean of their features is known")
     return tuple(notes)
 
 
 def _read_head_features(observed: StackedObservations, i: int, rng: Generator) -> HeadFeatures:
     case, device = observed.cases[i], str(observed.device)
-    seen = ObservedGradients([case.observations[0]], model=observed.model, device=device)
-    known = case.known_labels
-    labels = read_labels(infer_labels, seen, 0, seen.model, rng) if known is None else known
-    return read_features(seen, labels.cpu(), rng, known=known is not None)
+    gradients = ObservedGradients([case.observations[0]], model=observed.model, device=device)
+    known_labels = case.known_labels
+    labels = read_labels(infer_labels, gradients, 0, gradients.model, rng) if known_labels is None else known_labels
+    return read_features(gradients, labels.cpu(), rng, known=known_labels is not None)
 
 
 def _build_features(observed: StackedObservations, i: int) -> Features:

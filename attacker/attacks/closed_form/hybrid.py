@@ -52,10 +52,10 @@ def get_criterion(name: str) -> Judge:
     "gradient" is the relative distance between the answer's gradient and the observed one. Raises ValueError for other names.
     """
     if name == "gradient":
-        return lambda found, i, observed: observed.measure_misfit(i, found.x.to(observed.device), found.y.to(observed.device))
+        return lambda answer, i, observed: observed.measure_misfit(i, answer.x.to(observed.device), answer.y.to(observed.device))
     if name not in CRITERIA:
         raise ValueError(f"unknown criterion {name!r}. Known: {', '.join([*CRITERIA, 'gradient'])}")
-    return lambda found, i, observed: float(CRITERIA[name](found.x).mean().nan_to_num(nan=float("inf")))
+    return lambda answer, i, observed: float(CRITERIA[name](answer.x).mean().nan_to_num(nan=float("inf")))
 
 
 @dataclass(kw_only=True)
@@ -95,23 +95,24 @@ class Hybrid:
         The cases agree in model, data, training and defense, and have one example each. If `sees_gradient` is False, only the
         null of `search` runs, and its reconstructions are returned.
         """
-        both = [replace(attack, device=self.device, sees_gradient=self.sees_gradient) for attack in (self.closed, self.search)]
+        attacks = [replace(attack, device=self.device, sees_gradient=self.sees_gradient) for attack in (self.closed, self.search)]
         if not self.sees_gradient:
-            return [replace(found, attack=self.name) for found in both[1](cases, rng=rng, progress=progress, memory=memory)]
-        kept = (None, memory)  # only the search is long enough to need checkpoints
+            return [replace(result, attack=self.name) for result in attacks[1](cases, rng=rng, progress=progress, memory=memory)]
+        memories = (None, memory)  # only the search is long enough to need checkpoints
         answers = (
-            attack(cases, rng=rng, progress=progress, memory=own_memory) for attack, own_memory in zip(both, kept, strict=True)
+            attack(cases, rng=rng, progress=progress, memory=own_memory)
+            for attack, own_memory in zip(attacks, memories, strict=True)
         )
         pairs = zip(*answers, strict=True)
-        observed, judged = observe(cases, knows_defense=self.knows_defense, device=self.device), get_criterion(self.criterion)
-        return [self._choose_better(pair, [judged(answer, i, observed) for answer in pair]) for i, pair in enumerate(pairs)]
+        observed, criterion = observe(cases, knows_defense=self.knows_defense, device=self.device), get_criterion(self.criterion)
+        return [self._choose_better(pair, [criterion(answer, i, observed) for answer in pair]) for i, pair in enumerate(pairs)]
 
     def _choose_better(self, pair: Sequence[Reconstruction], badness: Sequence[float]) -> Reconstruction:
-        kept = min(range(2), key=badness.__getitem__)
-        chosen, other = pair[kept], pair[1 - kept]
+        better = min(range(2), key=badness.__getitem__)
+        chosen, other = pair[better], pair[1 - better]
         note = (
             f"the answer of {chosen.route} is kept, because its score by the criterion {self.criterion} is lower: "
-            f"{badness[kept]:.3g}, and {badness[1 - kept]:.3g} for {other.route}"
+            f"{badness[better]:.3g}, and {badness[1 - better]:.3g} for {other.route}"
         )
         return replace(
             chosen,

@@ -72,12 +72,12 @@ class ImprintReadout:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        found = []
+        reconstructions = []
         for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            found.append(self._attack(case, rng))
+            reconstructions.append(self._attack(case, rng))
             if progress is not None:
                 progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
-        return found
+        return reconstructions
 
     def _attack(self, case: Case, rng: Generator) -> Reconstruction:
         started, data = perf_counter(), case.observations[0].data
@@ -89,11 +89,15 @@ class ImprintReadout:
         route = "prior alone"
         explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
         if self.sees_gradient:
-            read = read_imprint(observe([case], knows_defense=False, device=self.device))
-            kept = read.rank()[:count]
+            examples = read_imprint(observe([case], knows_defense=False, device=self.device))
+            kept = examples.rank()[:count]
             n = len(kept)
-            x[:n], y[:n], confidence[:n] = read.x[kept].float().cpu(), read.y[kept].cpu(), read.confidence[kept].float().cpu()
-            notes, route = (read.describe(count), *read.notes), "imprint"
+            x[:n], y[:n], confidence[:n] = (
+                examples.x[kept].float().cpu(),
+                examples.y[kept].cpu(),
+                examples.confidence[kept].float().cpu(),
+            )
+            notes, route = (examples.describe(count), *examples.notes), "imprint"
         return build_reconstruction(
             case,
             x,
@@ -184,11 +188,11 @@ def read_imprint(observed: StackedObservations) -> ImprintedExamples:
         )
     rows, bias = observed.gradient[layer.weight][0][layer.order], observed.gradient[layer.bias][0][layer.order]
     row_steps, bias_steps = _subtract_next(rows), _subtract_next(bias)
-    read = _read_bins(observed, layer, row_steps, bias_steps, _find_occupied(bias, row_steps, bias_steps), saturates=False)
-    if 2 * read.certified >= len(read.x):
-        return read
-    alone = _read_bins(observed, layer, rows, bias, _find_occupied(bias, rows, bias), saturates=True)
-    return alone if alone.certified > read.certified else read
+    differences = _read_bins(observed, layer, row_steps, bias_steps, _find_occupied(bias, row_steps, bias_steps), saturates=False)
+    if 2 * differences.certified >= len(differences.x):
+        return differences
+    single_neurons = _read_bins(observed, layer, rows, bias, _find_occupied(bias, rows, bias), saturates=True)
+    return single_neurons if single_neurons.certified > differences.certified else differences
 
 
 def _read_bins(
@@ -218,8 +222,8 @@ def _read_bins(
     confidence = _judge(error, plausible, count, noise)
     reason = NOT_COUNTED if count is None else UNCOUNTABLE
     notes = (f"confidence is undecided for {unsure} examples: {reason}",) if (unsure := int(confidence.isnan().sum())) else ()
-    found = ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence, notes)
-    return found.drop_repeats() if saturates else found
+    examples = ImprintedExamples(x, y, error, plausible, bias_steps[occupied].abs(), confidence, notes)
+    return examples.drop_repeats() if saturates else examples
 
 
 def _subtract_next(values: Tensor) -> Tensor:
@@ -295,5 +299,5 @@ def _judge(error: Tensor, plausible: Tensor, count: int | None, noise: Tensor) -
     else:
         alone = max(0.0, (2 * bins - (count - 2 * mixed)) / max(1, bins))
         open_share = max(0.0, (alone * bins - int(certified.sum())) / max(1, bins - int(certified.sum())))
-    found = torch.full_like(error, open_share).masked_fill(certified, CERTIFIED_CONFIDENCE)
-    return found.masked_fill(~plausible | (noise**2 > MAX_RECOVERED_MSE), 0.0)
+    confidence = torch.full_like(error, open_share).masked_fill(certified, CERTIFIED_CONFIDENCE)
+    return confidence.masked_fill(~plausible | (noise**2 > MAX_RECOVERED_MSE), 0.0)

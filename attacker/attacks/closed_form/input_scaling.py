@@ -35,6 +35,15 @@ class InputScaling:
         """Return the examples (..., *shape) for inputs (..., *shape) of the first layer, not clamped to [0, 1]."""
         return (inputs - self.shift.to(inputs)) / self.scale.to(inputs)
 
+    def maps(self, x: Tensor, inputs: Tensor) -> bool:
+        """Return whether `apply` maps an example to these inputs, up to `MAX_AFFINE_ERROR`; False if a value is NaN."""
+        return float((self.apply(x) - inputs).abs().max()) <= MAX_AFFINE_ERROR * float(self.scale.abs().max())
+
+    @property
+    def is_invertible(self) -> bool:
+        """Whether no scale is below `MIN_SCALE`, so that the code sets no value to a constant."""
+        return float(self.scale.abs().min()) > MIN_SCALE * float(self.scale.abs().max())
+
 
 def measure_scaling(model: nn.Module, state: Mapping[str, Tensor], chain: Chain, data: DataSpec) -> InputScaling:
     """Return the scaling of the inputs in the code of `model`, from the inputs of the first layer for three examples.
@@ -56,10 +65,9 @@ def measure_scaling(model: nn.Module, state: Mapping[str, Tensor], chain: Chain,
     except Exception as error:  # a user's network may fail in any way
         raise NotAChain(f"its code fails on an example of zeros or ones: {type(error).__name__}: {error}") from error
     low, high, middle = (given[0].reshape(shape) for given, _ in seen[first.name])
-    found = InputScaling(high - low, low)
-    largest, smallest = (float(end) for end in (found.scale.abs().max(), found.scale.abs().min()))
-    if not float((found.apply(probe) - middle).abs().max()) <= MAX_AFFINE_ERROR * largest:
+    scaling = InputScaling(high - low, low)
+    if not scaling.maps(probe, middle):
         raise NotAChain("its code changes the inputs before the first layer, and not by a scale and a shift of each value")
-    if not smallest > MIN_SCALE * largest:
+    if not scaling.is_invertible:
         raise NotAChain("its code sets values of the inputs to constants, so that they cannot be computed from the first layer's")
-    return found
+    return scaling

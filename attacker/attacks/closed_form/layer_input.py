@@ -125,18 +125,18 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
             "clients train with dropout, and the closed form 'layer_input' cannot tell which inputs of a layer were zero before "
             "dropout; a search, such as the attack cpl, does not need to know"
         )
-    passed = InputRecorder(observed, 0)
+    network = InputRecorder(observed, 0)
     probe = torch.rand(observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     minimum = MIN_INPUT_RATIO * observed.data.size
     head = models.find_head(observed.model, observed.data)[0].rpartition(".")[0]
     misleading = observed.omitted - find_encoders(observed.model)
-    for name, h in passed.record_inputs(probe).items():
+    for name, h in network.record_inputs(probe).items():
         weight, bias = f"{name}.weight", f"{name}.bias"
         if name == head or not {weight, bias}.isdisjoint(misleading) or not {weight, bias} <= observed.gradient.keys():
             continue
         distinct = _count_distinct(h.detach())
         if distinct >= minimum and h.requires_grad:
-            return HiddenLayer(name, distinct, passed.find_convolution(name, probe))
+            return HiddenLayer(name, distinct, network.find_convolution(name, probe))
     raise ValueError(
         "no hidden linear layer is suitable: it must have a bias, be trained, be called once and on one vector per example, have "
         f"a gradient that the defense does not distort, and have an input with at least {minimum:,.0f} distinct values, a tenth "
@@ -173,8 +173,8 @@ class InputRecorder:
         """
         x = x if x.requires_grad else x.clone().requires_grad_()
         with record_calls(list_linear(self.model)) as seen:
-            given = self.data.normalise(x.expand(self.copies, *x.shape))
-            self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, given)
+            inputs = self.data.normalise(x.expand(self.copies, *x.shape))
+            self.logits = run_forward_pass(self.model, {**self.state, **(changed or {})}, inputs)
         once = {name: calls[0][0] for name, calls in seen.items() if len(calls) == 1}
         return {name: h[0] for name, h in once.items() if h.ndim == 2 and len(h) == self.copies}
 
@@ -190,13 +190,17 @@ class InputRecorder:
         inner, bias = f"{layer}.weight", self.state[f"{layer}.bias"].clone().requires_grad_()
         h = self.record_inputs(x, {**weights, f"{layer}.bias": bias})[layer]
         loss = -self.logits.log_softmax(dim=1)[0, 0] if self.logits.shape[1] > 1 else self.logits.sum()
-        d, *whole = torch.autograd.grad(loss, [bias, *weights.values()], retain_graph=True, allow_unused=True)
-        before = torch.autograd.grad(h, list(weights.values()), d @ self.state[inner], allow_unused=True)
-        pairs = {name: (w, b) for name, w, b in zip(weights, whole, before, strict=True) if b is not None}
+        d, *slopes = torch.autograd.grad(loss, [bias, *weights.values()], retain_graph=True, allow_unused=True)
+        slopes_through_layer = torch.autograd.grad(h, list(weights.values()), d @ self.state[inner], allow_unused=True)
+        pairs = {name: (w, b) for name, w, b in zip(weights, slopes, slopes_through_layer, strict=True) if b is not None}
         if not pairs:
             return ""
-        name, (one, other) = list(pairs.items())[-1]
-        return name if one is not None and float((one - other).norm()) <= MAX_GRADIENT_ERROR * float(one.norm()) else ""
+        name, (direct, through_layer) = list(pairs.items())[-1]
+        return (
+            name
+            if direct is not None and float((direct - through_layer).norm()) <= MAX_GRADIENT_ERROR * float(direct.norm())
+            else ""
+        )
 
 
 def _answer(observed: StackedObservations, layer: HiddenLayer, i: int, rng: Generator) -> ClosedFormAnswer:
@@ -208,13 +212,15 @@ def _answer(observed: StackedObservations, layer: HiddenLayer, i: int, rng: Gene
     """
     weight, bias = observed.gradient[f"{layer.name}.weight"][i], observed.gradient[f"{layer.name}.bias"][i]
     if not bool(bias.any()):
-        return _build_empty_answer(observed, f"the gradient of {layer.name} is zero")
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, f"the gradient of {layer.name} is zero")
     h = bias @ weight / bias.square().sum()
     if float((weight - bias[:, None] * h).norm()) > MAX_RANK_ONE_ERROR * float(weight.norm()):
-        return _build_empty_answer(observed, f"the gradient of {layer.name} does not have rank one, as that of one example has")
+        reason = f"the gradient of {layer.name} does not have rank one, as that of one example has"
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, reason)
     zero = h.abs() <= MAX_ZERO_INPUT * h.abs().max()
     if float(zero.double().mean()) < MIN_ZERO_SHARE:
-        return _build_empty_answer(observed, f"hardly any input of {layer.name} is zero, so probably no ReLU precedes it")
+        reason = f"hardly any input of {layer.name} is zero, so probably no ReLU precedes it"
+        return ClosedFormAnswer.without_examples(observed.data, ROUTE_NAME, reason)
     target = h.masked_fill(zero, 0.0).float()
     cotangent = (bias @ observed.get_weights(i)[f"{layer.name}.weight"]).float()
     spread = build_smooth_spread(observed.data, decay=PRIOR_DECAY, colour_variance=PRIOR_COLOUR)
@@ -230,8 +236,8 @@ def infer_case_labels(observed: StackedObservations, i: int, rng: Generator) -> 
     case = observed.cases[i]
     if case.known_labels is not None:
         return case.known_labels
-    seen = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
-    return read_labels(infer_labels, seen, 0, seen.model, rng)
+    gradients = ObservedGradients([case.observations[0]], model=observed.model, device=str(observed.device))
+    return read_labels(infer_labels, gradients, 0, gradients.model, rng)
 
 
 def _find_convolution_gradient(observed: StackedObservations, layer: HiddenLayer, i: int) -> Tensor | None:
@@ -247,7 +253,7 @@ def _find_convolution_gradient(observed: StackedObservations, layer: HiddenLayer
 
 
 def _search(
-    passed: InputRecorder,
+    network: InputRecorder,
     layer: HiddenLayer,
     target: Tensor,
     cotangent: Tensor,
@@ -259,41 +265,37 @@ def _search(
 ) -> Tensor:
     """Return the approximate MAP estimate x (*shape), in [0, 1], of the example from the input of a layer.
 
-    passed: forward passes of the network. target: input of the layer, (F,). cotangent: derivative of the loss by `target`, (F,).
+    network: forward passes of the network. target: input of the layer, (F,). cotangent: derivative of the loss by `target`, (F,).
     spread: linear map from standard normal z (*shape) to deviations of smooth images from 0.5, the prior. rng: draws the first z.
     convolution: observed gradient of the weight of the convolution before the layer, which a second stage fits as well; None for
                  no second stage.
     steps: iterations of both stages; None for STAGE_STEPS.
     """
     first, last = steps or STAGE_STEPS
-    z = (START_DEVIATION * torch.randn(passed.data.shape, generator=rng)).to(target.device)
+    z = (START_DEVIATION * torch.randn(network.data.shape, generator=rng)).to(target.device)
     stages = [(first, False)] + ([(last, True)] if convolution is not None else [])
-    weights = {} if convolution is None else {layer.convolution: passed.state[layer.convolution].clone().requires_grad_()}
+    weights = {} if convolution is None else {layer.convolution: network.state[layer.convolution].clone().requires_grad_()}
     for iterations, second in stages:
         z = z.detach().requires_grad_()
         optimiser = torch.optim.Adam([z], lr=LEARNING_RATE)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, iterations)
         for _ in range(iterations):
             x = 0.5 + spread(z)
-            h = passed.record_inputs(x, weights if second else {})[layer.name]
+            h = network.record_inputs(x, weights if second else {})[layer.name]
             loss = (
                 INPUT_WEIGHT * _compute_relative_error(h, target)
                 + PRIOR_WEIGHT * z.square().mean()
                 + RANGE_WEIGHT * (x - x.clamp(0, 1)).square().mean()
             )
             if second and convolution is not None:
-                (made,) = torch.autograd.grad(h, list(weights.values()), cotangent, create_graph=True)
-                loss = loss + CONVOLUTION_WEIGHT * _compute_relative_error(made, convolution)
+                (convolution_gradient,) = torch.autograd.grad(h, list(weights.values()), cotangent, create_graph=True)
+                loss = loss + CONVOLUTION_WEIGHT * _compute_relative_error(convolution_gradient, convolution)
             (z.grad,) = torch.autograd.grad(loss, [z])
             optimiser.step()
             schedule.step()
-    found: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
-    return found
+    x_found: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
+    return x_found
 
 
 def _compute_relative_error(simulated: Tensor, observed: Tensor) -> Tensor:
     return (simulated - observed).square().sum() / observed.square().sum()
-
-
-def _build_empty_answer(observed: StackedObservations, why: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), ROUTE_NAME, (why,))

@@ -116,10 +116,10 @@ class StackedObservations:
         half if `mse` is None.
         """
         x = x.to(self.device, self.dtype)
-        away = x - self.restore_examples(torch.zeros_like(x))
-        size = away.flatten(1).square().mean(dim=1).sqrt().clamp(min=1e-12)
-        less = torch.full_like(size, 0.5) if mse is None else (sqrt(mse) / size).clamp(max=1)
-        return x - less.reshape(-1, *[1] * (x.ndim - 1)) * away
+        difference = x - self.restore_examples(torch.zeros_like(x))
+        size = difference.flatten(1).square().mean(dim=1).sqrt().clamp(min=1e-12)
+        factor = torch.full_like(size, 0.5) if mse is None else (sqrt(mse) / size).clamp(max=1)
+        return x - factor.reshape(-1, *[1] * (x.ndim - 1)) * difference
 
     def get_input_range(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest inputs of the first layer of `chain` for examples in [0, 1], each (*shape)."""
@@ -190,9 +190,9 @@ class StackedObservations:
         Parameters in `omitted` are left out. NaN counts as 1, and an infinite distance as 1e30.
         """
         observed = {name: g[i] for name, g in self.gradient.items() if name not in self.omitted}
-        off = torch.stack([(simulated[name] - g).square().sum() for name, g in observed.items()]).sum()
+        difference = torch.stack([(simulated[name] - g).square().sum() for name, g in observed.items()]).sum()
         whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
-        return float((off / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
+        return float((difference / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
     def differentiate_outputs(self, module: str, x: Tensor) -> Tensor:
         """Return the gradient of each example's own loss at the outputs of a module for each of K labels, (K, R, *outputs).
@@ -200,11 +200,11 @@ class StackedObservations:
         module: its name in the model, which has the weights and buffers of the first case. x: examples (R, *shape), which are
         clamped to [0, 1].
         """
-        kept: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def keep_output(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            kept.append(output.detach().requires_grad_())
-            return kept[-1]
+            outputs.append(output.detach().requires_grad_())
+            return outputs[-1]
 
         handle = self.model.get_submodule(module).register_forward_hook(keep_output)
         try:
@@ -214,7 +214,7 @@ class StackedObservations:
             handle.remove()
         loss = models.find_loss(self.training.loss)
         labels = (torch.full((len(x),), label, device=x.device) for label in range(self.data.num_classes))
-        return torch.stack([torch.autograd.grad(len(x) * loss(logits, y), kept, retain_graph=True)[0] for y in labels])
+        return torch.stack([torch.autograd.grad(len(x) * loss(logits, y), outputs, retain_graph=True)[0] for y in labels])
 
     def _decode_update(self, i: int) -> dict[str, Tensor]:
         """Return the update of a case as it was received, on the device of the gradients."""
@@ -284,6 +284,11 @@ class ClosedFormAnswer:
     likeliest: bool = False
     final: bool = False
     open_question: str = ""
+
+    @classmethod
+    def without_examples(cls, data: DataSpec, route: str, *notes: str) -> "ClosedFormAnswer":
+        """Return an answer without examples. notes: the reasons."""
+        return cls(torch.zeros(0, *data.shape), torch.zeros(0, dtype=torch.long), route, notes)
 
 
 def observe(cases: Sequence[Case], *, knows_defense: bool = True, device: str = "cpu") -> StackedObservations:

@@ -72,10 +72,10 @@ def find_patch_layer(observed: StackedObservations, i: int) -> PatchLayer | None
         if not float(scale.abs().min()) > MAX_ERROR * float(scale.abs().max()):
             continue
         pixels = _find_pixels((middle - low) / scale, drawn)
-        found = None if pixels is None else _find_positions(logits, passes[2][1], state, len(low))
-        if pixels is not None and found is not None and found[0] not in observed.omitted:
+        positions = None if pixels is None else _find_positions(logits, passes[2][1], state, len(low))
+        if pixels is not None and positions is not None and positions[0] not in observed.omitted:
             return PatchLayer(
-                name=name, positions=found[0], rows=found[1], pixels=pixels, scale=scale.detach(), shift=low.detach()
+                name=name, positions=positions[0], rows=positions[1], pixels=pixels, scale=scale.detach(), shift=low.detach()
             )
     return None
 
@@ -112,9 +112,9 @@ def _cut(module: nn.Module, inputs: Tensor) -> Tensor:
 
 def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
     """Return the index of each of `values` among those of the example x, all different; None if the values differ."""
-    given, order = x.flatten().sort()
-    wanted, places = values.detach().flatten().sort()
-    if not bool(((wanted - given).abs() <= MAX_ERROR * given.diff().clamp(min=1e-12).mean()).all()):
+    sorted_x, order = x.flatten().sort()
+    sorted_values, places = values.detach().flatten().sort()
+    if not bool(((sorted_values - sorted_x).abs() <= MAX_ERROR * sorted_x.diff().clamp(min=1e-12).mean()).all()):
         return None
     pixels = torch.empty_like(order)
     pixels[places] = order
@@ -124,17 +124,17 @@ def _find_pixels(values: Tensor, x: Tensor) -> Tensor | None:
 def _find_positions(logits: Tensor, outputs: Tensor, state: dict[str, Tensor], patches: int) -> tuple[str, slice] | None:
     """Return the parameter whose gradient has that of a layer's outputs as its first or last rows, and these rows; or None."""
     width = outputs.shape[1] if outputs.ndim == 4 else outputs.shape[-1]
-    held = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
+    candidates = {name: w for name, w in state.items() if w.ndim > 1 and w.shape[-1] == width and w.numel() >= patches * width}
     loss = logits.log_softmax(dim=1)[0, 0] if logits.shape[1] > 1 else logits.sum()
-    slope, *others = torch.autograd.grad(loss, [outputs, *held.values()], materialize_grads=True, retain_graph=True)
+    slope, *others = torch.autograd.grad(loss, [outputs, *candidates.values()], materialize_grads=True, retain_graph=True)
     if not bool(slope.any()):
         return None
-    wanted = slope.flatten(2)[0].T if slope.ndim == 4 else slope.reshape(-1, width)
-    if len(wanted) != patches:
+    expected = slope.flatten(2)[0].T if slope.ndim == 4 else slope.reshape(-1, width)
+    if len(expected) != patches:
         return None
-    for name, gradient in zip(held, others, strict=True):
+    for name, gradient in zip(candidates, others, strict=True):
         for rows in (slice(-patches, None), slice(patches)):
             part = gradient.reshape(-1, width)[rows]
-            if bool(((part - wanted).abs() <= MAX_ERROR * wanted.abs().max()).all()):
+            if bool(((part - expected).abs() <= MAX_ERROR * expected.abs().max()).all()):
                 return name, rows
     return None

@@ -36,12 +36,12 @@ def _solve_layer_by_layer(observed: StackedObservations, rng: Generator, rgap: R
     Raises ValueError if R-GAP does not apply, see `run_rgap`.
     """
     chain = require_single(observed)
-    found, report = run_rgap(observed, rgap=rgap), analyse_rank(chain, prove=0)
+    answers, report = run_rgap(observed, rgap=rgap), analyse_rank(chain, prove=0)
     if not report.undetermined:
-        return found
+        return answers
     size = report.layers[0].unknowns
-    words = f"the gradient leaves about {report.undetermined:,} of {size:,} values undetermined: many inputs have it, this is one"
-    return [replace(one, notes=(*one.notes, words), determined=1 - report.undetermined / size) for one in found]
+    note = f"the gradient leaves about {report.undetermined:,} of {size:,} values undetermined: many inputs have it, this is one"
+    return [replace(answer, notes=(*answer.notes, note), determined=1 - report.undetermined / size) for answer in answers]
 
 
 def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSettings) -> Sequence[ClosedFormAnswer]:
@@ -64,7 +64,7 @@ def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSett
     readings = choose_solutions(observed, chain, rgap)
     point = solve_layers(chain, observed.weights, observed.gradient, readings.first, rgap, until=deficient[-1])
     low, high = observed.get_input_range()
-    found = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
+    solved = peel(chain, observed.weights, observed.gradient, point, low=low, high=high)
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
     open_note = f"layer {name} lacks equations, and a smoothness prior fills in what the gradient does not determine"
     return [
@@ -72,12 +72,12 @@ def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSett
             x=answer.x,
             y=answer.y,
             route=answer.route,
-            notes=answer.notes if bool(found.exact[i]) else (*answer.notes, open_note),
+            notes=answer.notes if bool(solved.exact[i]) else (*answer.notes, open_note),
             doubts=answer.doubts,
-            stays=_estimate_determined_share(found, i, determined),
+            stays=_estimate_determined_share(solved, i, determined),
             twin=answer.twin,
         )
-        for i, answer in enumerate(build_answers(observed, readings, found.x, None, "peeled"))
+        for i, answer in enumerate(build_answers(observed, readings, solved.x, None, "peeled"))
     ]
 
 
@@ -131,12 +131,12 @@ _LOGGED = set[str]()
 """Failures of routes that have been logged, since a route is tried on every update of a recording."""
 
 
-def _estimate_determined_share(found: PeelingAnswers, i: int, determined: float) -> Tensor:
+def _estimate_determined_share(solved: PeelingAnswers, i: int, determined: float) -> Tensor:
     """Return an estimate of the share of answer i that the equations determine, (1,), for `ClosedFormAnswer.stays`.
 
     It is 1 - `PeelingAnswers.free` or, if `free` was not measured (NaN), 0.5, but at most `determined`. It is multiplied by
     1 - `PeelingAnswers.misfit`^2, the share of the squared norm of the equations' right-hand sides that the answer explains.
-    found: the result of solving the layers together. determined: share that the gradient determines by counting equations.
+    solved: the result of solving the layers together. determined: share that the gradient determines by counting equations.
     """
-    share = (1 - found.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - found.misfit[i].square()).clamp(0, 1)
+    share = (1 - solved.free[i]).nan_to_num(nan=0.5).clamp(0, determined) * (1 - solved.misfit[i].square()).clamp(0, 1)
     return share.reshape(1)

@@ -81,7 +81,7 @@ class Routing:
     Raises ValueError if the gradient of a case is zero or not finite.
 
     routes, rgap, stability, knows_defense: as for `ClosedForm`.
-    observed: the stacked observations of all cases. found: for each case, its best answer so far.
+    observed: the stacked observations of all cases. routed: for each case, its best answer so far.
     """
 
     def __init__(
@@ -99,20 +99,20 @@ class Routing:
         self.cases, self.rng, self.progress = cases, rng, progress
         self.routes, self.rgap, self.stability = routes, rgap, stability
         self.observed = observe(cases, knows_defense=knows_defense, device=device)
-        self.found = [RoutedCase() for _ in cases]
+        self.routed = [RoutedCase() for _ in cases]
         self._refused = {i: reason for i in range(len(cases)) if (reason := self.observed.explain_other_optimiser(i))}
 
     def answer(self) -> None:
-        """Try the closed forms (routes) in order, and store in `found` the best answer to each case and why others gave none.
+        """Try the closed forms (routes) in order, and store in `routed` the best answer to each case and why others gave none.
 
         Each is tried only on the cases whose best answer so far is not final, and is not exact or not unique
         (`RoutedCase.is_ambiguous`). None is tried on updates of another optimiser than stated.
         """
         for row, reason in self._refused.items():
-            self.found[row].reasons["optimiser"] = reason
-        able = [(row, found) for row, found in enumerate(self.found) if row not in self._refused]
+            self.routed[row].reasons["optimiser"] = reason
+        able = [(row, routed) for row, routed in enumerate(self.routed) if row not in self._refused]
         for i, route in enumerate(self.routes):
-            pending = [row for row, found in able if not found.final and (not found.exact or found.is_ambiguous)]
+            pending = [row for row, routed in able if not routed.final and (not routed.exact or routed.is_ambiguous)]
             if pending:
                 if self.progress is not None:
                     self.progress(i, len(self.routes), f"{route}: {len(pending)} of {len(self.cases)} left")
@@ -123,10 +123,10 @@ class Routing:
 
         None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
         """
-        found = self.found[i]
-        if found.answer is None or found.missed >= 1:
+        routed = self.routed[i]
+        if routed.answer is None or routed.missed >= 1:
             return None
-        return WarmStart(found.answer.x.clamp(0, 1), found.answer.y, alone=found.answer.likeliest)
+        return WarmStart(routed.answer.x.clamp(0, 1), routed.answer.y, alone=routed.answer.likeliest)
 
     def _try(self, route: str, pending: list[int]) -> None:
         """Try one route on the cases with indices `pending`, and keep answers that are better than the present ones.
@@ -141,29 +141,29 @@ class Routing:
             self._apply(route, pending)
         except Exception as error:  # the next routes and the search may still answer; a user's network may fail in any way
             for i in pending:
-                self.found[i].reasons[route] = explain_error(route, error)
+                self.routed[i].reasons[route] = explain_error(route, error)
 
     def _apply(self, route: str, pending: list[int]) -> None:
         """Try a route as `_try` describes, without catching its errors, among them ValueError if the route does not apply."""
         observed = self.observed.select(pending)
         answers = list(ROUTES[route](observed, self.rng, self.rgap))
         for row, (i, answer) in enumerate(zip(pending, tuple(answers), strict=True)):
-            found, missed = self.found[i], observed.measure_misfit(row, answer.x, answer.y)
+            routed, missed = self.routed[i], observed.measure_misfit(row, answer.x, answer.y)
             if missed > EXACT_DISTANCE and can_measure_any_loss(observed) and _has_all_examples(answer, observed.examples):
                 nearest = measure_any_loss(observed, row, answer.x)
                 if nearest <= EXACT_DISTANCE:
                     answer, missed = _allow_any_loss(answer), nearest
                     answers[row] = answer
-            found.tried += 1
-            found.open_question = found.open_question or answer.open_question
+            routed.tried += 1
+            routed.open_question = routed.open_question or answer.open_question
             if not len(answer.x):
-                found.reasons = {route: "; ".join(answer.notes), **found.reasons}
+                routed.reasons = {route: "; ".join(answer.notes), **routed.reasons}
             elif bool(torch.isfinite(answer.x).all()) and (
-                (found.is_ambiguous and missed <= EXACT_DISTANCE)
-                or (missed < found.missed and (missed <= EXACT_DISTANCE or not found.reads_example))
-                or (answer.final and not found.is_better(missed))
+                (routed.is_ambiguous and missed <= EXACT_DISTANCE)
+                or (missed < routed.missed and (missed <= EXACT_DISTANCE or not routed.reads_example))
+                or (answer.final and not routed.is_better(missed))
             ):
-                found.answer, found.missed = answer, missed
+                routed.answer, routed.missed = answer, missed
         if self.stability:
             self._measure_stability(route, observed, pending, answers)
 
@@ -177,20 +177,20 @@ class Routing:
         relative to the variance of its values, at least 0, times the answer's `determined`.
         """
         new = [
-            self.found[i].exact and self.found[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
+            self.routed[i].exact and self.routed[i].answer is a and a.stays is None for i, a in zip(pending, answers, strict=True)
         ]
-        rows = [row for row, doubted in enumerate(new) if doubted]
+        rows = [row for row, is_new in enumerate(new) if is_new]
         if not rows:
             return
         rngs = [seed_generator(self.rng, self.cases[pending[row]], "rounding") for row in rows]
         jittered = observed.select(rows)
         jittered = replace(jittered, gradient=jittered.jitter(rngs))
-        for row, other in zip(rows, ROUTES[route](jittered, self.rng, self.rgap), strict=True):
-            found, answer = self.found[pending[row]], answers[row]
+        for row, repeated in zip(rows, ROUTES[route](jittered, self.rng, self.rgap), strict=True):
+            routed, answer = self.routed[pending[row]], answers[row]
             spread = answer.x.flatten(1).var(dim=1).clamp(min=torch.finfo(answer.x.dtype).tiny)
-            moved = (answer.x - other.x).flatten(1).square().mean(dim=1)
+            moved = (answer.x - repeated.x).flatten(1).square().mean(dim=1)
             stays = (1 - moved / spread).nan_to_num(nan=0.0).clamp(0, 1)
-            found.answer = replace(answer, stays=stays * answer.determined)
+            routed.answer = replace(answer, stays=stays * answer.determined)
 
 
 def _has_all_examples(answer: ClosedFormAnswer, examples: int) -> bool:

@@ -83,10 +83,10 @@ def _find_checked_chain(model: nn.Module, data: DataSpec, loss: str) -> Chain | 
     weights, _, x, y = draw_test_problems(model, data)
     written = _WrittenAdjoints(chain, weights, models.find_loss(loss))
     fed, of_x, *_ = vjp(data.normalise, x)
-    found, back = written(fed, y)
-    slope = of_x(back({name: 2 * g for name, g in found.items()})[0])[0]
-    rows = [written.restore_shapes({name: g[i] for name, g in found.items()}) for i in range(len(x))]
-    stacked = {name: torch.stack([row[name] for row in rows]) for name in found}
+    gradients, back = written(fed, y)
+    slope = of_x(back({name: 2 * g for name, g in gradients.items()})[0])[0]
+    rows = [written.restore_shapes({name: g[i] for name, g in gradients.items()}) for i in range(len(x))]
+    stacked = {name: torch.stack([row[name] for row in rows]) for name in gradients}
     if is_close((stacked, slope), evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)):
         return chain
     log.warning("%s: gradients from its traced layers differ from those of PyTorch, so autograd is used", type(model).__name__)
@@ -254,11 +254,11 @@ class _WrittenAdjoints:
         soft, labels = y.is_floating_point(), y.flatten(0, 1)
 
         def compute_error(logits: Tensor, *own: Tensor) -> Tensor:
-            found: Tensor = grad(lambda z: problems * self.loss(z, own[0] if own else labels))(logits)
-            return found
+            error: Tensor = grad(lambda z: problems * self.loss(z, own[0] if own else labels))(logits)
+            return error
 
-        found, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
-        return found, back
+        error, back, *_ = vjp(compute_error, logits, *([labels] if soft else []))
+        return error, back
 
     def _backpropagate(self, last: Tensor, passed: _PassValues) -> list[Tensor]:
         errors = [last]
@@ -267,12 +267,12 @@ class _WrittenAdjoints:
         return errors[::-1]
 
     def _compute_gradient(self, passed: _PassValues, problems: int) -> Gradient:
-        found = {}
+        gradient = {}
         for layer, known, arranged, error in zip(self.layers, self.chain, passed.inputs, passed.errors, strict=True):
-            found[known.weight] = layer.compute_weight_gradient(arranged, error)
+            gradient[known.weight] = layer.compute_weight_gradient(arranged, error)
             if known.bias is not None:
-                found[known.bias] = layer.compute_bias_gradient(error, problems)
-        return found | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in found}
+                gradient[known.bias] = layer.compute_bias_gradient(error, problems)
+        return gradient | {name: w.new_zeros(problems, *w.shape) for name, w in self.weights.items() if name not in gradient}
 
     def _pull_back(
         self, v: Gradient, passed: _PassValues, of_loss: Callable[[Tensor], tuple[Tensor, ...]], shape: torch.Size

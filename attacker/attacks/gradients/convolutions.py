@@ -34,8 +34,8 @@ def convolve_by_library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) 
 
     weight: (out, in / groups, *kernel), gets no gradient.
     """
-    found: Tensor = _Library.apply(x, weight, setting)
-    return found
+    result: Tensor = _Library.apply(x, weight, setting)
+    return result
 
 
 class _Library(torch.autograd.Function):
@@ -146,8 +146,8 @@ def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
 
     The weights get no gradient.
     """
-    found: Tensor = _Convolution.apply(x, to_channels_last(weight), arrange_cells(weight, geometry), geometry)
-    return found
+    result: Tensor = _Convolution.apply(x, to_channels_last(weight), arrange_cells(weight, geometry), geometry)
+    return result
 
 
 def arrange_cells(weight: Tensor, geometry: Geometry) -> Tensor:
@@ -207,8 +207,8 @@ def compute_weight_gradients(x: Tensor, output: Tensor, problems: int, geometry:
 
     x: images (P * N, in, H, W). output: derivatives by the convolution's output, (P * N, out, H', W').
     """
-    found: Tensor = _WeightGradient.apply(x, output, problems, geometry)
-    return found.permute(0, 1, 4, 2, 3)
+    result: Tensor = _WeightGradient.apply(x, output, problems, geometry)
+    return result.permute(0, 1, 4, 2, 3)
 
 
 class _WeightGradient(torch.autograd.Function):

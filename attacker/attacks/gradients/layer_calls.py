@@ -90,23 +90,23 @@ def _convolution(
     groups: int = 1,
 ) -> Tensor:
     problems = recorder.problems
-    kernel, each = (
+    kernel, settings = (
         (weight.shape[2], weight.shape[3]),
         (_to_pair(stride), _get_padding(padding, weight, dilation), _to_pair(dilation)),
     )
     input = input.contiguous(memory_format=torch.channels_last)
-    if groups == 1 and each[2] == (1, 1) and each[0][0] == each[0][1] and _is_small(recorder, input, weight):
-        geometry = Geometry(kernel, each[0][0], each[1], (input.shape[2], input.shape[3]))
+    if groups == 1 and settings[2] == (1, 1) and settings[0][0] == settings[0][1] and _is_small(recorder, input, weight):
+        geometry = Geometry(kernel, settings[0][0], settings[1], (input.shape[2], input.shape[3]))
         output = convolve(input, weight, geometry)
         of_weight: WeightGradientRule = lambda g: compute_weight_gradients(input, g, problems, geometry)  # noqa: E731
     else:
-        taken, whole = recorder.precision or input.dtype, input.dtype
-        fed = input.to(taken)
-        output = convolve_by_library(fed, weight.detach().to(taken), (*each, groups)).to(whole)
+        dtype, input_dtype = recorder.precision or input.dtype, input.dtype
+        converted = input.to(dtype)
+        output = convolve_by_library(converted, weight.detach().to(dtype), (*settings, groups)).to(input_dtype)
 
         def of_weight(g: Tensor) -> layers.Stack:
-            stack = layers.compute_convolution_weight_gradients(fed, g.to(taken), problems, kernel, *each, groups)
-            return tuple(t.to(whole) for t in stack) if isinstance(stack, tuple) else stack.to(whole)
+            stack = layers.compute_convolution_weight_gradients(converted, g.to(dtype), problems, kernel, *settings, groups)
+            return tuple(t.to(input_dtype) for t in stack) if isinstance(stack, tuple) else stack.to(input_dtype)
 
     output = output if bias is None else output + bias[:, None, None]
     return recorder.record(output, (weight, of_weight), (bias, lambda g: layers.compute_channel_bias_gradients(g, problems)))

@@ -50,8 +50,8 @@ def compute_convolution_weight_gradients(
     x: images (P * N, in, H, W). output: derivative of the loss by the convolution's output, (P * N, out, H', W').
     """
     if x.device.type == "cpu":
-        found: tuple[Tensor, ...] = _OneByOne.apply(x, output, problems, kernel, stride, padding, dilation, groups)
-        return found
+        gradients: tuple[Tensor, ...] = _OneByOne.apply(x, output, problems, kernel, stride, padding, dilation, groups)
+        return gradients
     patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride)
     left, right = (t.reshape(problems, -1, groups, t.shape[1] // groups, t[0, 0].numel()) for t in (output, patches))
     if left.shape[1] == 1:

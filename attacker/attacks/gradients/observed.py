@@ -56,8 +56,8 @@ class ObservedGradients:
         order = dict(model.named_parameters())
         weights = [{name: o.weights[name].to(device) for name in order} for o in observations]
         self.shared = all(w[k] is t or torch.equal(w[k], t) for w in weights[1:] for k, t in weights[0].items())
-        one = {name: to_channels_last(w) for name, w in weights[0].items()}
-        self.weights = one if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
+        shared_weights = {name: to_channels_last(w) for name, w in weights[0].items()}
+        self.weights = shared_weights if self.shared else {name: torch.stack([w[name] for w in weights]) for name in order}
         self.buffers, self.same_buffers = get_buffers(model, observations)
         updates = [{name: o.update[name].to(device) for name in order} for o in observations]
         gradients = [convert_to_gradient(u, w, self.training, self.steps) for u, w in zip(updates, weights, strict=True)]

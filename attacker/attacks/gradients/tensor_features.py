@@ -93,11 +93,11 @@ def separate_directions(g: Tensor, w: Tensor, span: Tensor, *, rng: Generator) -
     for _ in range(SEPARATIONS):
         a, b = (torch.einsum("abc,c->ab", moment, torch.randn(v.shape[1], generator=rng).to(v)) for _ in "ab")
         vectors = torch.linalg.eig(a @ torch.linalg.pinv(b)).eigenvectors.real
-        found = (vectors / vectors.norm(dim=0).clamp(min=1e-300)).T
-        cubes = torch.einsum("na,nb,nc->nabc", found, found, found).flatten(1)
+        units = (vectors / vectors.norm(dim=0).clamp(min=1e-300)).T
+        cubes = torch.einsum("na,nb,nc->nabc", units, units, units).flatten(1)
         misfit = float((cubes.T @ torch.linalg.lstsq(cubes.T, moment.reshape(-1, 1)).solution - moment.reshape(-1, 1)).norm())
         if misfit < minimum:
-            best, minimum = found, misfit
+            best, minimum = units, misfit
     directions: Tensor = best @ span.T
     return directions
 
@@ -123,16 +123,16 @@ def recover_features(
     agreement = torch.cosine_similarity(halves[0], halves[1], dim=1)
     bases = torch.zeros(len(labels), w.shape[1], int(counts.max()), dtype=torch.float64)
     for i, count in enumerate(counts.tolist()):
-        own = (place == i).nonzero()[:, 0]
+        members = (place == i).nonzero()[:, 0]
         if count == 1:
-            bases[own[0], :, 0] = whole[i] / whole[i].norm().clamp(min=1e-300)
+            bases[members[0], :, 0] = whole[i] / whole[i].norm().clamp(min=1e-300)
             continue
         row = -g[classes[i]]  # the derivative by its own logit is negative for each example of the class
         apart = _separate_reliably(row, w, count, rng)
         if apart is None:
-            bases[own, :, :count] = find_span(row, w, count)
+            bases[members, :, :count] = find_span(row, w, count)
         else:
-            bases[own, :, 0] = apart
+            bases[members, :, 0] = apart
     return RecoveredFeatures(bases, agreement[place])
 
 

@@ -85,11 +85,13 @@ def _build_one_by_one(model: nn.Module, data: DataSpec, measure: Loss) -> PerPro
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         laid = {name: w.contiguous() for name, w in weights.items()}
-        each = []
+        gradients = []
         for examples, labels in zip(x, y, strict=True):
-            own = {name: b.clone() for name, b in buffers.items()}  # a network may write to them
-            each.append(_compute_by_autograd(model, data, measure, (laid, own), (examples.contiguous(), labels), searched))
-        return {name: tuple(gradient[name] for gradient in each) for name in weights}
+            buffer_copies = {name: b.clone() for name, b in buffers.items()}  # a network may write to them
+            gradients.append(
+                _compute_by_autograd(model, data, measure, (laid, buffer_copies), (examples.contiguous(), labels), searched)
+            )
+        return {name: tuple(gradient[name] for gradient in gradients) for name in weights}
 
     return compute_gradients
 
@@ -104,10 +106,10 @@ def _compute_by_autograd(
     """
     (weights, buffers), (x, y) = state, batch
     with torch.enable_grad():
-        own = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        total = measure(run_forward_pass(model, {**buffers, **own}, data.normalise(x)), y)
-        found = torch.autograd.grad(total, list(own.values()), create_graph=searched, materialize_grads=True)
-    return dict(zip(own, found, strict=True))
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        loss = measure(run_forward_pass(model, {**buffers, **leaves}, data.normalise(x)), y)
+        gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=searched, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
 
 
 def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProblem:
@@ -116,13 +118,13 @@ def _build_unchecked(model: nn.Module, data: DataSpec, measure: Loss) -> PerProb
     ) -> StackedGradients:
         searched = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
         if len(x) == 1 and precision is None and sum(w.numel() for w in weights.values()) < MAX_AUTOGRAD_WEIGHTS:
-            alone = _compute_by_autograd(model, data, measure, (weights, buffers), (x[0], y[0]), searched)
-            return {name: g[None] for name, g in alone.items()}  # recording calls takes longer
+            single = _compute_by_autograd(model, data, measure, (weights, buffers), (x[0], y[0]), searched)
+            return {name: g[None] for name, g in single.items()}  # recording calls takes longer
         recorder = LayerCallRecorder(weights, len(x), precision)
         with torch.enable_grad():
-            fed = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
+            inputs = data.normalise((x if x.requires_grad else x.detach().requires_grad_()).flatten(0, 1))
             with recorder:
-                logits = run_forward_pass(model, {**buffers, **weights}, fed)
+                logits = run_forward_pass(model, {**buffers, **weights}, inputs)
             total = len(x) * measure(logits, y.flatten(0, 1))
             edges = [call.edge for call in recorder.calls]
             outputs = torch.autograd.grad(total, edges, create_graph=searched, allow_unused=True)
@@ -139,14 +141,14 @@ def _collect_gradients(
 
     outputs: for each call, the derivative of the loss by the layer's output; None if the loss does not depend on it.
     """
-    found: StackedGradients = {}
+    totals: StackedGradients = {}
     for call, output in zip(calls, outputs, strict=True):
         if output is None:
             continue
         for name, rule in call.rules.items():
             gradient = rule(output)
-            found[name] = _add(found[name], gradient) if name in found else gradient
-    return {name: found[name] if name in found else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
+            totals[name] = _add(totals[name], gradient) if name in totals else gradient
+    return {name: totals[name] if name in totals else w.new_zeros(problems, *w.shape) for name, w in weights.items()}
 
 
 MAX_AUTOGRAD_WEIGHTS = 1e6
@@ -188,13 +190,13 @@ def _is_consistent(gradients: PerProblem, model: nn.Module, data: DataSpec, loss
     try:
         with torch.enable_grad():
             x = x.requires_grad_()
-            found = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
-            (slope,) = torch.autograd.grad(squared_norm(found), x)
-            alone = gradients(laid, x[:1], y[:1], buffers)
+            stacked = {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in gradients(laid, x, y, buffers).items()}
+            (slope,) = torch.autograd.grad(squared_norm(stacked), x)
+            single = gradients(laid, x[:1], y[:1], buffers)
     except (RuntimeError, ValueError, TypeError):  # a user's model may do what the recorder does not support
         return False
     expected = evaluate_test_problems(build_gradient(model, data, loss), model, data, loop=True)
-    first = {name: g[0] for name, g in alone.items()}, slope[0]
-    return is_close((found, slope), expected) and is_close(
+    first = {name: g[0] for name, g in single.items()}, slope[0]
+    return is_close((stacked, slope), expected) and is_close(
         first, ({name: g[0] for name, g in expected[0].items()}, expected[1][0])
     )

@@ -239,7 +239,7 @@ def _propose_changes(fit: HeadFit, now: LabelCandidates, share: float, tried: se
     slope = -torch.nn.functional.pad(slope, (0, 1)) - parts.log_p
     labels = now.y[0].argmax(dim=1)
     gain = slope[0] - slope[0].gather(1, labels[:, None])
-    found = []
+    proposals = []
     for place in gain.flatten().argsort().tolist():
         i, label = divmod(place, classes)
         y = now.y[0].clone()
@@ -247,12 +247,12 @@ def _propose_changes(fit: HeadFit, now: LabelCandidates, share: float, tried: se
         if label == labels[i] or _build_key(y) in tried:
             continue
         tried.add(_build_key(y))
-        found.append(y)
-        if len(found) == MAX_TRIED_CHANGES:
+        proposals.append(y)
+        if len(proposals) == MAX_TRIED_CHANGES:
             break
-    if not found:
+    if not proposals:
         return None
-    return LabelCandidates(torch.stack(found), now.z.expand(len(found), -1, -1), now.cost.expand(len(found)))
+    return LabelCandidates(torch.stack(proposals), now.z.expand(len(proposals), -1, -1), now.cost.expand(len(proposals)))
 
 
 def _encode_one_hot(counts: Tensor) -> Tensor:

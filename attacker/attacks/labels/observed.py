@@ -54,8 +54,8 @@ def _apply_rule(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.
     gradient = {name: g[i] for name, g in observed.gradients.items()}
     weights = row["weights"]
     if observed.steps > 1 and not observed.defended:
-        way = compute_total_step(observed.training, observed.steps) * (observed.steps - 1) / (2 * observed.steps)
-        weights = {name: w - way * (gradient[name] + observed.training.decay * w) for name, w in weights.items()}
+        step_length = compute_total_step(observed.training, observed.steps) * (observed.steps - 1) / (2 * observed.steps)
+        weights = {name: w - step_length * (gradient[name] + observed.training.decay * w) for name, w in weights.items()}
     with torch.no_grad():
         probes = draw_inputs(observed.data, PROBE_COUNT, rng).to(observed.device)
         features, logits = compute_head_inputs(
@@ -63,8 +63,8 @@ def _apply_rule(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.
         )
     weight, bias = models.find_head(model, observed.data)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
-    guess = models.predict_probabilities(logits).mean(dim=0)
-    return rule(Evidence(gradient, weight, bias, observed.count, guess, observed.defended, head))
+    mean_probabilities = models.predict_probabilities(logits).mean(dim=0)
+    return rule(Evidence(gradient, weight, bias, observed.count, mean_probabilities, observed.defended, head))
 
 
 def read_features(observed: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:

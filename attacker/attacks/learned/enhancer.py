@@ -44,12 +44,12 @@ class Enhancer:
         y: the labels of the answer, which only an enhancer with `uses_labels` needs.
         Raises ValueError if `sharpen` does not return a tensor of the same shape.
         """
-        given = x.clamp(0, 1)
-        made: object = self.sharpen(given, y) if self.uses_labels else self.sharpen(given)
-        if not isinstance(made, Tensor) or made.shape != x.shape:
-            got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+        clamped = x.clamp(0, 1)
+        enhanced: object = self.sharpen(clamped, y) if self.uses_labels else self.sharpen(clamped)
+        if not isinstance(enhanced, Tensor) or enhanced.shape != x.shape:
+            got = tuple(enhanced.shape) if isinstance(enhanced, Tensor) else type(enhanced).__name__
             raise ValueError(f"enhancer {self.name}: it must map images {tuple(x.shape)} to images of the same shape, got {got}")
-        return made.clamp(0, 1)
+        return enhanced.clamp(0, 1)
 
 
 SharpenFactory = Callable[[], Callable[[Tensor], Tensor]]
@@ -70,8 +70,8 @@ def equalize() -> Callable[[Tensor], Tensor]:
 
     def spread(x: Tensor) -> Tensor:
         largest = x.abs().amax(dim=(1, 2, 3), keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-        found: Tensor = equalize_image(x / largest)
-        return found
+        result: Tensor = equalize_image(x / largest)
+        return result
 
     return spread
 
@@ -154,5 +154,5 @@ def _apply_network(network: nn.Module, x: Tensor) -> Tensor:
     stride = int(network.stride)  # type: ignore[arg-type]
     padded = pad(x.float().expand(-1, 3, -1, -1), (0, -width % stride, 0, -height % stride), mode="replicate")
     here = next(network.parameters()).device == x.device  # under torch.func's transforms, where a denoiser runs, `to` crashes
-    made: Tensor = (network if here else network.to(x.device))(padded)[..., :height, :width]
-    return made if x.shape[1] == 3 else made.mean(dim=1, keepdim=True)
+    enhanced: Tensor = (network if here else network.to(x.device))(padded)[..., :height, :width]
+    return enhanced if x.shape[1] == 3 else enhanced.mean(dim=1, keepdim=True)

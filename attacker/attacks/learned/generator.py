@@ -46,10 +46,10 @@ class ImageGenerator(nn.Module):
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and logarithms of variances, each (N, latents), of the latents of images (N, 3, side, side)."""
-        found = self.enter(x)
+        features = self.enter(x)
         for shrink in self.down:
-            found = shrink(activate(found))
-        mean, log_variance = self.code(activate(found).flatten(1)).chunk(2, dim=1)
+            features = shrink(activate(features))
+        mean, log_variance = self.code(activate(features).flatten(1)).chunk(2, dim=1)
         return mean, log_variance.clamp(-10, 10)
 
     def run_stage(self, stage: int, inputs: Tensor, y: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class ImageGenerator(nn.Module):
             first: Tensor = self.expand(torch.cat([inputs, seen], dim=1))
             return first.reshape(-1, *self.feature_shapes[0])
         grown = interpolate(activate(inputs), scale_factor=2, mode="bilinear", align_corners=False)
-        found: Tensor = self.up[stage - 1](grown)
-        return (1 + self.leave(activate(found)).tanh()) / 2 if stage == len(self.up) else found
+        result: Tensor = self.up[stage - 1](grown)
+        return (1 + self.leave(activate(result)).tanh()) / 2 if stage == len(self.up) else result
 
     def decode(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the images (N, 3, side, side) in [0, 1] of latents z (N, latents) and labels y, as in `run_stage`."""

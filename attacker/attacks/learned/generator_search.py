@@ -10,8 +10,9 @@ from torch import Tensor
 from attacker.attacks.learned.generator import ImageGenerator
 from attacker.attacks.learned.perceptual import Lpips, explain_missing, load
 from attacker.attacks.optimisers.balls import FrankWolfe, project_onto_ball
-from attacker.attacks.optimisers.descent import Problems, Stop, descend
+from attacker.attacks.optimisers.descent import Problems, descend
 from attacker.attacks.optimisers.first_order import Adam, Optimiser
+from attacker.attacks.optimisers.stopping import Stop
 
 STEPS = 300
 """Steps of the search. The paper takes 1000 from a random latent; this search begins at the encoder's latent."""
@@ -69,10 +70,10 @@ def match_images(
     )
     start = network.encode(x)[0].detach()
     count = steps or STEPS
-    found = descend(
+    minima = descend(
         project_onto_ball(start, radius) if inside else start, problems, chosen, count, Stop(patience=count, decrease=0.0)
     )
-    return network.decode(torch.stack(found.z), labels)
+    return network.decode(torch.stack(minima.z), labels)
 
 
 def measure_distance(generated: Tensor, x: Tensor, metric: Lpips | None) -> Tensor:

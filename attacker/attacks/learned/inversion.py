@@ -64,7 +64,7 @@ class LearningToInvert:
         for case in cases:
             _refuse_unsuitable(case.observations[0])
         owners = {case.observations[0].key: case for case in cases}
-        groups, found = group_by_model([case.observations[0] for case in cases]), []
+        groups, reconstructions = group_by_model([case.observations[0] for case in cases]), []
         for done, group in enumerate(groups):
             if progress is not None:
                 progress(done, len(groups), f"training on simulated clients of round {group[0].round}")
@@ -77,13 +77,13 @@ class LearningToInvert:
                 x, y = trained.invert(observation.update)
                 best = float(trained.losses.min())
                 note = f"trained on {self.training.simulations} simulated clients; loss {best:.4g} on held-out ones"
-                found.append(
+                reconstructions.append(
                     build_reconstruction(
                         owners[observation.key], x, y, attack=self.name, rng=rng, route="learned inversion",
                         loss=trained.losses, iterations=self.training.epochs, seconds=seconds, notes=(note,),
                     )
                 )  # fmt: skip
-        return found
+        return reconstructions
 
 
 def _refuse_unsuitable(observation: Observation) -> None:

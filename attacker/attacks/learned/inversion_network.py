@@ -96,13 +96,13 @@ def train_inversion(
 
     def see(indices: Tensor) -> Tensor:
         """Return the features of simulated updates (N, features), each after the defense with fresh randomness."""
-        found = []
+        encoded = []
         for i in indices.tolist():
             update: Mapping[str, Tensor] = {name: u[i] for name, u in clean.items()}
             if defense is not None:
                 update, _ = defense.apply(update, defense.init(update), rng)
-            found.append(encode(update))
-        return torch.stack(found)
+            encoded.append(encode(update))
+        return torch.stack(encoded)
 
     first = see(torch.arange(held_out, count))
     mean, scale = first.mean(dim=0), first.std(dim=0).clamp(min=1e-12)
@@ -183,8 +183,8 @@ def compute_loss(output: Tensor, x: Tensor, y: Tensor) -> Tensor:
     The loss is the mean squared error of images plus LABEL_WEIGHT times the cross-entropy of labels. output: of the network.
     x, y: the examples (N, B, *shape) and labels (N, B).
     """
-    found, logits = _split(output, tuple(x.shape[2:]))
-    pairs = (found[:, :, None] - x[:, None]).flatten(3).square().mean(dim=3)
+    images, logits = _split(output, tuple(x.shape[2:]))
+    pairs = (images[:, :, None] - x[:, None]).flatten(3).square().mean(dim=3)
     pairs = pairs - LABEL_WEIGHT * logits.log_softmax(dim=2).gather(2, y[:, None].expand(-1, y.shape[1], -1))
     orders = torch.tensor(list(permutations(range(x.shape[1]))), device=x.device)
     each = pairs[:, torch.arange(x.shape[1], device=x.device)[None], orders].mean(dim=2)

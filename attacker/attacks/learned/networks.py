@@ -38,10 +38,10 @@ class UNet(nn.Module):
         levels = [activate(self.enter(x))]
         for shrink in self.down:
             levels.append(activate(shrink(levels[-1])))
-        found = levels.pop()
+        features = levels.pop()
         for enlarge, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
-            found = activate(merge(torch.cat([activate(enlarge(found)), levels.pop()], dim=1)))
-        corrected: Tensor = x + self.leave(torch.cat([found, x], dim=1))
+            features = activate(merge(torch.cat([activate(enlarge(features)), levels.pop()], dim=1)))
+        corrected: Tensor = x + self.leave(torch.cat([features, x], dim=1))
         return corrected
 
 
@@ -70,13 +70,13 @@ class Upscaler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shallow = self.enter[0](255 * interpolate(x, scale_factor=1 / self.stride, mode="area"))
-        found, levels = self.enter[1](shallow), []
+        features, levels = self.enter[1](shallow), []
         for dense, fuse in zip(self.dense, self.fuse, strict=True):
-            found = found + fuse(torch.cat([found, dense(found).relu()], dim=1))
-            levels.append(found)
-        found = shallow + self.join[1](self.join[0](torch.cat(levels, dim=1)))
-        found = self.grow[2](self.grow[1](self.grow[0](found).relu()).relu())
-        large: Tensor = self.leave(interpolate(found, scale_factor=self.stride, mode="nearest"))
+            features = features + fuse(torch.cat([features, dense(features).relu()], dim=1))
+            levels.append(features)
+        features = shallow + self.join[1](self.join[0](torch.cat(levels, dim=1)))
+        features = self.grow[2](self.grow[1](self.grow[0](features).relu()).relu())
+        large: Tensor = self.leave(interpolate(features, scale_factor=self.stride, mode="nearest"))
         return large / 255
 
 
@@ -104,18 +104,18 @@ class Autoencoder(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the latents (N, channels, H / factor, W / factor) of images (N, 3, H, W)."""
-        found = activate(self.enter(x))
+        features = activate(self.enter(x))
         for shrink in self.down:
-            found = activate(shrink(found))
-        latent: Tensor = self.code(found)
+            features = activate(shrink(features))
+        latent: Tensor = self.code(features)
         return latent
 
     def decode(self, z: Tensor) -> Tensor:
         """Return the images (N, 3, H, W) of latents (N, channels, H / factor, W / factor), not limited to [0, 1]."""
-        found = activate(self.expand(z))
+        features = activate(self.expand(z))
         for enlarge in reversed(self.up):
-            found = activate(enlarge(interpolate(found, scale_factor=2, mode="bilinear", align_corners=False)))
-        image: Tensor = 0.5 + self.leave(found)
+            features = activate(enlarge(interpolate(features, scale_factor=2, mode="bilinear", align_corners=False)))
+        image: Tensor = 0.5 + self.leave(features)
         return image
 
     def forward(self, x: Tensor) -> Tensor:

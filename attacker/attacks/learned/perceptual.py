@@ -91,8 +91,8 @@ class Lpips:
 
     def compare(self, x: Tensor, truth: Tensor) -> Tensor:
         """Return LPIPS of each pair, (N,), as calling the metric does, but in one pass, and with gradients."""
-        found: Tensor = self._model(_scale_input(x), _scale_input(truth)).flatten()
-        return found
+        result: Tensor = self._model(_scale_input(x), _scale_input(truth)).flatten()
+        return result
 
 
 def _scale_input(x: Tensor) -> Tensor:
@@ -145,13 +145,13 @@ def _find_cached(net: str) -> Path:
     """
     folder = Path(torch.hub.get_dir()) / "checkpoints"
     name = BACKBONES[net].checkpoint
-    found = sorted(folder.glob(f"{name.rpartition('-')[0]}-*.pth"))
-    if not found:
+    paths = sorted(folder.glob(f"{name.rpartition('-')[0]}-*.pth"))
+    if not paths:
         raise FileNotFoundError(
             f"not computed: no weights of {BACKBONES[net].title}; give --lpips-weights FILE.safetensors, or put {name} into "
             f"{folder}"
         )
-    return found[-1]
+    return paths[-1]
 
 
 def _build_without_weights(net: str) -> nn.Module:
@@ -207,14 +207,14 @@ def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.M
     first or last convolution are not those of torchvision's weights.
     """
     parameters = {name: p for name, p in model.named_parameters() if name.startswith("net.")}
-    own = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
+    names = {f"features.{name.split('.', 2)[2]}": name for name in parameters}
     title = BACKBONES[net].title
-    if wrong := sorted(set(own) ^ {name for name in tensors if name.startswith("features.")}):
+    if wrong := sorted(set(names) ^ {name for name in tensors if name.startswith("features.")}):
         raise ValueError(
             f"{path} {'has the unknown' if wrong[0] in tensors else 'lacks the'} tensor {wrong[0]}; give a file of torchvision's "
             f"weights of {title}, or another --lpips-net than {net}"
         )
-    for name, inner in own.items():
+    for name, inner in names.items():
         expected, got = tuple(parameters[inner].shape), tuple(tensors[name].shape)
         if got != expected:
             raise ValueError(
@@ -223,11 +223,11 @@ def _check_weights(path: Path, net: str, tensors: dict[str, Tensor], model: nn.M
             )
         if not bool(tensors[name].isfinite().all()):
             raise ValueError(f"{path}: tensor {name} holds NaN or infinity; give a file of torchvision's weights of {title}")
-    kernels = sorted((name for name in own if name.endswith("weight")), key=lambda name: int(name.split(".")[1]))
+    kernels = sorted((name for name in names if name.endswith("weight")), key=lambda name: int(name.split(".")[1]))
     for name, begins in ((kernels[0], BACKBONES[net].first), (kernels[-1], BACKBONES[net].last)):
         if not torch.allclose(tensors[name].flatten()[: len(begins)].float(), torch.tensor(begins), rtol=0, atol=1e-3):
             raise ValueError(
                 f"{path}: tensor {name} differs from torchvision's ImageNet weights of {title}, which --lpips-net {net} needs; "
                 "give a file of those"
             )
-    return {inner: tensors[name].float() for name, inner in own.items()}
+    return {inner: tensors[name].float() for name, inner in names.items()}

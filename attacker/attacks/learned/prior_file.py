@@ -104,11 +104,11 @@ def read_prior(path: Path, *kinds: PriorKind) -> LearnedPrior:
 
 def _hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of the names, shapes, data types and values of tensors on the CPU, as hexadecimal digits."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
-        found.update(tensors[name].contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tuple(tensors[name].shape)} {tensors[name].dtype}".encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _check(facts: PriorFacts, kinds: Sequence[PriorKind], digest: Any, tensors: Mapping[str, Tensor]) -> None:

@@ -121,12 +121,12 @@ class Trainer:
                 group["lr"] = settings.compute_rate(self.done)
         rows = draw_rows(self.images, settings.batch, rng)
         clean = crop_at_random(self.images, rows, self.facts.size, rng).to(self.device)
-        made, penalty = self._apply(clean, rows, rng)
-        distance = l1_loss(made, clean)
+        output, penalty = self._apply(clean, rows, rng)
+        distance = l1_loss(output, clean)
         loss = distance + penalty
         if settings.adversarial and self.facts.kind != "denoiser" and self.done >= settings.steps // 4:
-            self._train_critic(clean, made.detach())
-            loss = loss - settings.adversarial * self.critic(made).mean()
+            self._train_critic(clean, output.detach())
+            loss = loss - settings.adversarial * self.critic(output).mean()
         self.optimiser.zero_grad()
         torch.autograd.backward(loss)
         self.optimiser.step()
@@ -141,8 +141,8 @@ class Trainer:
         """
         if self.facts.kind == "generator":
             labels = torch.zeros(len(rows), dtype=torch.long) if self.labels is None else self.labels[rows]
-            made, divergence = self.network(clean, labels.to(self.device), rng)
-            return made, self.training.divergence * divergence
+            output, divergence = self.network(clean, labels.to(self.device), rng)
+            return output, self.training.divergence * divergence
         if self.facts.kind == "enhancer":
             return self.network(degrade(clean.cpu(), rng).to(self.device)), 0.0
         return self.network(add_noise(clean, rng) if self.facts.kind == "denoiser" else clean), 0.0

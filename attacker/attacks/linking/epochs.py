@@ -112,9 +112,9 @@ def _find_next_pass(alike: Tensor, owner: Tensor, sizes: Tensor, start: int, end
         low = int(position[i])
         high = min(2 * low - int(position[start]), len(owner))
         old = before[low:high, i - 1 - start]
-        own = since[low:high, i]
-        scores[i] = (old - own).sum() - NEW_PENALTY * usual * (old <= own).sum()
-        again = int((old > own).sum()) - int((own > old).sum())
+        candidates = since[low:high, i]
+        scores[i] = (old - candidates).sum() - NEW_PENALTY * usual * (old <= candidates).sum()
+        again = int((old > candidates).sum()) - int((candidates > old).sum())
         holds[i] = again >= MIN_REPEATED and again >= MIN_REPEATED_SHARE * (high - low)
         is_clear[i] = scores[i] >= CLEAR_SHARE * (high - low)
     scores = scores.where(holds, -1.0)
@@ -131,12 +131,12 @@ def _cut_passes(sizes: Tensor, start: int, examples: int) -> list[int]:
 
     The first of these passes begins at the observation `start`. The list ends where a pass would end within an observation.
     """
-    found, filled = [], 0
+    passes, filled = [], 0
     for i in range(start, len(sizes)):
         if filled == examples:
-            found.append(i)
+            passes.append(i)
             filled = 0
         filled += int(sizes[i])
         if filled > examples:
             break
-    return found
+    return passes

@@ -104,7 +104,7 @@ def solve_head_features(
         if tuple(labels.tolist()) in tried:
             break
         tried.add(tuple(labels.tolist()))
-        best = min(best, _solve(gradient, weight, offset, labels, bias_gradient, rng), key=lambda found: found.misfit)
+        best = min(best, _solve(gradient, weight, offset, labels, bias_gradient, rng), key=lambda solution: solution.misfit)
     return best._replace(features=best.features[:, :-1]) if with_ones else best
 
 
@@ -157,7 +157,7 @@ def _solve(
         for _ in range(MAX_STARTS - 1):
             if split_misfit > EXACT_MISFIT:
                 again = _solve_examples(wide, labels, start, shared, rng)
-                split, split_misfit = min((split, split_misfit), again, key=lambda found: found[1])
+                split, split_misfit = min((split, split_misfit), again, key=lambda candidate: candidate[1])
         if split_misfit < misfit or split_misfit < EXACT_MISFIT:
             error = _estimate_error(split, s, split_misfit)
             return HeadFeatures(split @ wide_basis, labels, torch.zeros_like(shared), split_misfit, error)
@@ -193,12 +193,12 @@ def _solve_classes(system: _Equations, classes: Tensor, counts: Tensor, bias_gra
     c, minimum = torch.zeros(len(classes), system.target.shape[1], dtype=torch.float64), float("inf")
     for _ in range(MAX_ITERATIONS):
         a = counts[:, None] * (p - one_hot) / size
-        found = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
-        p = system.compute_probabilities(found)
-        left = (counts[:, None] * (p - one_hot) / size).T @ found - system.target
+        solution = torch.linalg.lstsq(a.T, system.target, driver="gelsd").solution
+        p = system.compute_probabilities(solution)
+        left = (counts[:, None] * (p - one_hot) / size).T @ solution - system.target
         misfit = float(left.norm() / system.target.norm().clamp(min=1e-300))
         if misfit < minimum:
-            c, gain, minimum = found, minimum - misfit, misfit
+            c, gain, minimum = solution, minimum - misfit, misfit
             if gain < 1e-3 * minimum or minimum < 1e-9:
                 break
     return c, minimum

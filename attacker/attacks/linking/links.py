@@ -111,24 +111,24 @@ def link(
         raise ValueError(f"matching must be 'assignment' or 'greedy', got {matching!r}")
     costs = compute_pair_costs(rounds, rule=rule)
     ends = [len(description.labels) % batch_size != 0 for description in rounds]
-    found = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
-    example, sure, doubtful = _number_examples(costs, found, len(rounds), matching, min_certainty)
+    passes = Passes(tuple(range(len(rounds))), None) if whole_passes else find_passes(costs, ends)
+    example, sure, doubtful = _number_examples(costs, passes, len(rounds), matching, min_certainty)
     numbers, example = torch.unique(example, return_inverse=True)
     confidence = torch.ones(len(numbers), dtype=torch.float64).scatter_reduce(0, example, sure, "amin")
     places = tuple(example.split([len(description.labels) for description in rounds]))
     labels = _vote_labels(torch.cat([description.labels for description in rounds]), example)
-    epochs = tuple(sum(start <= number for start in found.starts) for number in range(len(rounds)))
-    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, found, batch_size, places, doubtful))
+    epochs = tuple(sum(start <= number for start in passes.starts) for number in range(len(rounds)))
+    return Links(places, confidence.float(), labels, epochs, _write_notes(rounds, passes, batch_size, places, doubtful))
 
 
 def _number_examples(
-    costs: PairCosts, found: Passes, count: int, matching: Matching, min_certainty: float
+    costs: PairCosts, passes: Passes, count: int, matching: Matching, min_certainty: float
 ) -> tuple[Tensor, Tensor, int]:
     """Return the number (P,) of the example at each of P places, the certainty (P,) of its link, and a count of doubtful pairs.
 
     A place is a position in an observation. The certainty is 1 for places without a link to an earlier one. Doubtful pairs were
     not linked because their certainty was below `min_certainty`.
-    found: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
+    passes: the client's passes over its examples. A pass is a run of successive observations that is taken to use no example
     twice, so that only places of different passes are linked. count: number of observations.
     matching: "greedy" links a pass only to the previous one, "assignment" to all earlier ones.
     """
@@ -138,7 +138,7 @@ def _number_examples(
         float(costs.different[int(FALSE_MATCH_RATE * len(costs.different))]) if len(costs.different) else IMPOSSIBLE_COST,
         0,
     )
-    bounds = [*found.starts, count]
+    bounds = [*passes.starts, count]
     for number, (start, stop) in enumerate(pairwise(bounds)):
         if not number:
             continue
@@ -177,11 +177,11 @@ def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
 
 
 def _write_notes(
-    rounds: Sequence[RoundDescription], found: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
+    rounds: Sequence[RoundDescription], passes: Passes, batch_size: int, places: Sequence[Tensor], doubtful: int
 ) -> tuple[str, ...]:
     """Return remarks on the observations, as texts: rounds left out, gaps, batch sizes, passes, and pairs that were not linked.
 
-    found: the passes. places: for each observation, the number of the example at each place, as in `Links`.
+    passes: the client's. places: for each observation, the number of the example at each place, as in `Links`.
     doubtful: number of pairs that were too uncertain to be linked.
     """
     notes = [
@@ -196,10 +196,10 @@ def _write_notes(
     ]
     notes += describe_gaps([description.round for description in rounds])
     notes += _describe_batches(rounds, batch_size)
-    bounds = [*found.starts, len(rounds)]
+    bounds = [*passes.starts, len(rounds)]
     for number, (start, stop) in enumerate(pairwise(bounds), start=1):
-        notes.append(_describe_pass(rounds, places, number, start, stop, found.examples))
-    if len(found.starts) == 1:
+        notes.append(_describe_pass(rounds, places, number, start, stop, passes.examples))
+    if len(passes.starts) == 1:
         notes.append("no second pass over the examples was found, so no rounds are linked")
     if doubtful:
         notes.append(f"{doubtful} {'pair was' if doubtful == 1 else 'pairs were'} too uncertain to be linked")

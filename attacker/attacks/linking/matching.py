@@ -158,8 +158,8 @@ def compute_certainty(cost: Tensor, pairs: Pairs, usual: float) -> Tensor:
     if not pairs:
         return torch.empty(0, dtype=torch.float64)
     rows, columns = torch.tensor(pairs).T
-    own = cost[rows, columns].double()
+    matched = cost[rows, columns].double()
     others = cost.clone().double()
     others[rows, columns] = IMPOSSIBLE_COST
     second = torch.minimum(others.amin(dim=1)[rows], others.amin(dim=0)[columns]).clamp(max=usual)
-    return (1 - own / second).nan_to_num(nan=0.0).clamp(0, 1)
+    return (1 - matched / second).nan_to_num(nan=0.0).clamp(0, 1)

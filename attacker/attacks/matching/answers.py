@@ -91,12 +91,12 @@ def _note_giving_up(batch: CaseBatch, best: BestResult, steps: int) -> tuple[str
     """
     if not best.given_up:
         return ()
-    made = len(best.history)
-    limit = batch.attack.search.stop.get_hopeless_loss(made, steps)
+    iterations = len(best.history)
+    limit = batch.attack.search.stop.get_hopeless_loss(iterations, steps)
     high = isfinite(limit) and float(best.history[-1]) > limit * float(best.history[0])
     reason = f"was still above {limit:.0%} of that at the start" if high else "hardly fell below that of a grey image"
     return (
-        f"the search was given up after {made} of {steps} iterations, because its loss {reason}; --set give_up=0 "
+        f"the search was given up after {iterations} of {steps} iterations, because its loss {reason}; --set give_up=0 "
         "searches to the end",
     )
 
@@ -210,8 +210,8 @@ def _measure_drift(batch: CaseBatch, i: int, x: Tensor, y: Tensor, z: Tensor) ->
 
 def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
     """Return the entries of a gradient that are compared, with the layer weights of the objective divided out."""
-    scale, own = row["scale"], {name: gradient[name] for name in row["observed"]}
-    return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in own.items()}
+    scale, compared = row["scale"], {name: gradient[name] for name in row["observed"]}
+    return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in compared.items()}
 
 
 def _name_route(batch: CaseBatch, best: BestResult) -> str:
@@ -237,8 +237,8 @@ def list_case_slots(batch: CaseBatch, i: int, o: int) -> list[Slot]:
     it.
     """
     observation, places = batch.cases[i].observations[o], batch.links[i].places[o].tolist()
-    own = len(places) // batch.epochs
+    examples = len(places) // batch.epochs
     return [
         replace(slot, example=places[slot.example])
-        for slot in list_slots(observation.round, observation.client, batch.views[o].sizes, own)
+        for slot in list_slots(observation.round, observation.client, batch.views[o].sizes, examples)
     ]

@@ -114,10 +114,10 @@ class CaseBatch:
                 f"draws=true searches for random numbers that a client drew for one update, and here {count} updates are "
                 "attacked together; set draws=false"
             )
-        own = dict(self.model.named_parameters())
-        found = find_draws(first, self.model, {name: first.weights[name].to(self.attack.device) for name in own})
-        self.space.drawn = None if found is None else found.start()
-        return found
+        names = dict(self.model.named_parameters())
+        draws = find_draws(first, self.model, {name: first.weights[name].to(self.attack.device) for name in names})
+        self.space.drawn = None if draws is None else draws.start()
+        return draws
 
     def _build_view(self, o: int) -> View:
         attack = self.attack
@@ -137,11 +137,11 @@ class CaseBatch:
         known = [self.attack.held.get(case.key) for case in self.cases]
         if not any(known):
             return None
-        nothing = HeldExamples(
+        none_known = HeldExamples(
             torch.zeros(self.count // self.epochs, *self.data.shape), torch.zeros(self.count // self.epochs) > 0
         )
         # Separate examples of local epochs are held alike.
-        each = [nothing if examples is None else examples for examples in known]
+        each = [none_known if examples is None else examples for examples in known]
         x = torch.stack([examples.x.float().repeat(self.epochs, *(1,) * len(self.data.shape)) for examples in each])
         mask = torch.stack([examples.mask.repeat(self.epochs) for examples in each])
         return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
@@ -149,7 +149,7 @@ class CaseBatch:
     def set_orders(self, orders: Sequence[Sequence[StepOrder]]) -> None:
         """Simulate the local steps of clients with these orders of their examples, one for each case and observation."""
         for o, view in enumerate(self.views):
-            view.set_order([own[o] for own in orders])
+            view.set_order([case_orders[o] for case_orders in orders])
 
     def solve_features(self, cases: Sequence[int], labels: Tensor, rngs: Sequence[Generator]) -> ProblemRow | None:
         """Return the features that the examples of each problem should have, or their spans, and the weight of this loss term.
@@ -169,9 +169,9 @@ class CaseBatch:
         if not (can_match_spans(view) if gaussian else can_match_features(view)):
             return None
         places = view.rows["places"][list(cases)]
-        found = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
-        found["weight"] = term.weight * view.worst[list(cases)] * found.pop("trust").to(view.worst)
-        return {name: t.to(self.attack.device) for name, t in found.items()}
+        recovered = (recover_spans if gaussian else solve_targets)(view, cases, labels.gather(1, places), rngs)
+        recovered["weight"] = term.weight * view.worst[list(cases)] * recovered.pop("trust").to(view.worst)
+        return {name: t.to(self.attack.device) for name, t in recovered.items()}
 
     def inject_features(self, z: Tensor, cases: Sequence[int], features: ProblemRow | None) -> Tensor:
         """Return latents z (P, D) with the directions of recovered features, for a decoder that takes them (`Decoder.inject`).
@@ -285,14 +285,14 @@ class CaseBatch:
         per_problem: as `build_problem` returns it. share: share of the search's steps done, in [0, 1]; below `Search.coarse`,
         convolutions may have reduced precision.
         """
-        own = {name: value for name, value in per_problem.items() if name not in ("views", "group")}
+        shared = {name: value for name, value in per_problem.items() if name not in ("views", "group")}
         precision = self.coarse if share < self.attack.search.coarse else None
         slope, loss = torch.zeros_like(z), torch.zeros_like(z[:, 0])
         if (
             self.attack.prior.belief
             or self.attack.labels.agreement
             or self.epochs > 1
-            or own.keys() & {"smoothing", "statistics", "features", "unit"}
+            or shared.keys() & {"smoothing", "statistics", "features", "unit"}
         ):
             terms = partial(self.other_terms, decode=self.decode, share=share)
             slope, loss = map_problems(grad_and_value(terms), z, per_problem)
@@ -301,7 +301,7 @@ class CaseBatch:
             slope, loss = slope + more_slope, loss + more_loss
         elif self.attack.sees_gradient:
             for o, evaluate in enumerate(self.evaluations):
-                more_slope, more_loss = evaluate(z, per_problem["views"][str(o)], self.decode, own, precision)
+                more_slope, more_loss = evaluate(z, per_problem["views"][str(o)], self.decode, shared, precision)
                 slope, loss = slope + more_slope, loss + more_loss
         if "group" in per_problem:
             slope = slope + self._differentiate_consistency(z, per_problem)
@@ -354,10 +354,10 @@ class CaseBatch:
             labels_by_view = [read_labels(rule, view, i, self.model, rng) for view in self.views]
         else:
             labels_by_view = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
-        result = torch.zeros(self.count, dtype=torch.long)
+        merged = torch.zeros(self.count, dtype=torch.long)
         for places, labels in zip(reversed(links.places), reversed(labels_by_view), strict=True):
-            result[places] = labels.cpu().repeat(self.epochs)
-        return result.to(attack.device)
+            merged[places] = labels.cpu().repeat(self.epochs)
+        return merged.to(attack.device)
 
     def infer_order(self, i: int, rng: Generator) -> InferredOrder | None:
         """Return the order in which the client of case i used its examples, for cases of one observation; None if unknown."""

@@ -224,11 +224,11 @@ def shared_prior(data: DataSpec) -> Decoder:
 
 def build_decoder(factory: DecoderFactory, data: DataSpec) -> Decoder:
     """Return the decoder of `factory` for these data. Raises ValueError if the factory returns anything but a `Decoder`."""
-    found: object = factory(data)
-    if not isinstance(found, Decoder):
-        wanted = f"{Decoder.__module__}.{Decoder.__name__}"
-        raise ValueError(f"{get_decoder_name(factory)}: the function must return a `{wanted}`, got {type(found).__name__}")
-    return found
+    decoder: object = factory(data)
+    if not isinstance(decoder, Decoder):
+        expected = f"{Decoder.__module__}.{Decoder.__name__}"
+        raise ValueError(f"{get_decoder_name(factory)}: the function must return a `{expected}`, got {type(decoder).__name__}")
+    return decoder
 
 
 def check_shapes(decoder: Decoder, name: str, x: Tensor) -> None:
@@ -240,18 +240,18 @@ def check_shapes(decoder: Decoder, name: str, x: Tensor) -> None:
     latent, z = (2, *decoder.shape), torch.full((2, *decoder.shape), 0.5, device=x.device)
     trials = (
         ("encode", decoder.encode, example, latent),
-        ("decode", lambda given: decoder.apply(given, torch.zeros(2, dtype=torch.long, device=x.device)), z, example.shape),
+        ("decode", lambda argument: decoder.apply(argument, torch.zeros(2, dtype=torch.long, device=x.device)), z, example.shape),
         ("project", decoder.project, z, latent),
     )
-    for part, function, given, wanted in trials:
+    for part, function, argument, expected in trials:
         try:
             with torch.no_grad():
-                result: object = function(given)
+                result: object = function(argument)
         except Exception as error:  # a user's decoder may fail in any way
-            raise ValueError(f"{name}: {part} fails on shape {tuple(given.shape)}: {type(error).__name__}: {error}") from error
-        if not isinstance(result, Tensor) or tuple(result.shape) != tuple(wanted):
+            raise ValueError(f"{name}: {part} fails on shape {tuple(argument.shape)}: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Tensor) or tuple(result.shape) != tuple(expected):
             got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise ValueError(f"{name}: {part} must map shape {tuple(given.shape)} to {tuple(wanted)}, got {got}")
+            raise ValueError(f"{name}: {part} must map shape {tuple(argument.shape)} to {tuple(expected)}, got {got}")
 
 
 def get_decoder_name(factory: DecoderFactory) -> str:

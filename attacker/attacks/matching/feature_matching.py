@@ -41,11 +41,11 @@ def solve_targets(
     """
     targets, averages, trust = [], [], []
     for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):
-        read = read_features(observed, y, rng, known=True, i=case)
-        together = (y[:, None] == y) & read.shared[:, None] | torch.eye(len(y), dtype=torch.bool)
+        head_features = read_features(observed, y, rng, known=True, i=case)
+        together = (y[:, None] == y) & head_features.shared[:, None] | torch.eye(len(y), dtype=torch.bool)
         averages.append(together / together.sum(dim=1, keepdim=True))
-        targets.append(read.features.float())
-        trust.append(float(read.misfit <= MAX_MISFIT))
+        targets.append(head_features.features.float())
+        trust.append(float(head_features.misfit <= MAX_MISFIT))
     return {"targets": torch.stack(targets), "averages": torch.stack(averages), "trust": torch.tensor(trust)}
 
 
@@ -58,9 +58,9 @@ def measure_feature_mismatch(
     state: weights and buffers by name. x: examples (N, *shape) in [0, 1]. targets, averages: of one problem, see `solve_targets`.
     """
     features, _ = compute_head_inputs(observed.model, observed.data, state, observed.data.normalise(x))
-    made = averages @ features
-    power = made.square().sum(dim=1) * targets.square().sum(dim=1)
-    return (1 - (made * targets).sum(dim=1).square() / power.clamp(min=torch.finfo(power.dtype).tiny)).mean()
+    averaged = averages @ features
+    power = averaged.square().sum(dim=1) * targets.square().sum(dim=1)
+    return (1 - (averaged * targets).sum(dim=1).square() / power.clamp(min=torch.finfo(power.dtype).tiny)).mean()
 
 
 def can_match_spans(observed: ObservedGradients) -> bool:
@@ -89,9 +89,9 @@ def recover_spans(
     """
     bases, trust = [], []
     for case, y, rng in zip(cases, labels.cpu(), rngs, strict=True):
-        found = recover_case_features(observed, y, rng, i=case)
-        bases.append(torch.nn.functional.pad(found.bases.float(), (0, len(y) - found.bases.shape[2])))
-        trust.append(float(found.agreement.nan_to_num().clamp(min=0).mean()))
+        recovered = recover_case_features(observed, y, rng, i=case)
+        bases.append(torch.nn.functional.pad(recovered.bases.float(), (0, len(y) - recovered.bases.shape[2])))
+        trust.append(float(recovered.agreement.nan_to_num().clamp(min=0).mean()))
     return {"bases": torch.stack(bases), "trust": torch.tensor(trust)}
 
 

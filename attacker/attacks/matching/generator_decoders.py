@@ -65,14 +65,14 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
     phases = (network.latents, *(torch.Size(shape).numel() for shape in shapes))
 
     def decode(z: Tensor, y: Tensor) -> Tensor:
-        found: Tensor
-        found, *moves = torch.split(z, list(phases), dim=1)
+        x: Tensor
+        x, *moves = torch.split(z, list(phases), dim=1)
         y = _match_classes(network, y)
         for stage in range(len(network.up) + 1):
-            found = place(network, z).run_stage(stage, found, y)
+            x = place(network, z).run_stage(stage, x, y)
             if stage < len(shapes):
-                found = found + moves[stage].reshape(-1, *shapes[stage])
-        return found
+                x = x + moves[stage].reshape(-1, *shapes[stage])
+        return x
 
     def project(z: Tensor) -> Tensor:
         first, *moves = torch.split(z, list(phases), dim=1)
@@ -87,16 +87,16 @@ def weights(network: ImageGenerator, path: str) -> DecoderFactory:
     A factory returns the decoder for given data, and raises ValueError if the generator does not fit the data. Each example has
     weights of its own. path: the generator's file, for messages.
     """
-    own = {name: p for name, p in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")}
-    sizes = [p.numel() for p in own.values()]
-    units = [WEIGHT_UNIT * float(p.square().mean().sqrt()) for p in own.values()]
+    trained = {name: p for name, p in network.named_parameters() if name.split(".")[0] in ("expand", "up", "leave")}
+    sizes = [p.numel() for p in trained.values()]
+    units = [WEIGHT_UNIT * float(p.square().mean().sqrt()) for p in trained.values()]
     decoding = _Decoding(network)
 
     def decode_one(z: Tensor, moves: Tensor, y: Tensor) -> Tensor:
-        placed = zip(own.items(), units, torch.split(moves, sizes), strict=True)
+        placed = zip(trained.items(), units, torch.split(moves, sizes), strict=True)
         moved = {f"network.{name}": p + unit * move.view_as(p) for (name, p), unit, move in placed}
-        found: Tensor = functional_call(decoding, moved, (z[None], y[None]))
-        return found[0]
+        x: Tensor = functional_call(decoding, moved, (z[None], y[None]))
+        return x[0]
 
     def decode(z: Tensor, y: Tensor) -> Tensor:
         place(network, z)
@@ -173,9 +173,9 @@ def _match_classes(network: ImageGenerator, y: Tensor) -> Tensor:
 
 def _check_data(network: ImageGenerator, path: str, data: DataSpec) -> None:
     """Raise ValueError unless the generator makes images of the data's shape, and has one class or as many as the data."""
-    wanted = (3, network.side, network.side)
-    if not data.is_image or data.shape != wanted:
-        raise ValueError(f"the decoder {path} makes images of shape {wanted}, and these data have shape {data.shape}")
+    expected = (3, network.side, network.side)
+    if not data.is_image or data.shape != expected:
+        raise ValueError(f"the decoder {path} makes images of shape {expected}, and these data have shape {data.shape}")
     if network.classes not in (1, data.num_classes):
         raise ValueError(
             f"the decoder {path} knows {network.classes} classes, and these data have {data.num_classes}; train a generator on "

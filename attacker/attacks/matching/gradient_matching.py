@@ -164,16 +164,16 @@ def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: i
     name = ("polish in order " if starts[0].orders else "polish ") + (f"{stage} " if stage else "")
     report = run.progress and partial(run.report_polish, begin, end)
     polishing = PolishingRun(run, starts, iterations, report, prefix_memory(run.memory, name))
-    before = [polishing.batch.measure_distance(k, *run.best[start.case].get_latent()) for k, start in enumerate(starts)]
+    initial = [polishing.batch.measure_distance(k, *run.best[start.case].get_latent()) for k, start in enumerate(starts)]
     polishing.search_once(list(range(len(starts))), 0)
-    for k, (start, own, first) in enumerate(zip(starts, polishing.best, before, strict=True)):
+    for k, (start, polished, initial_distance) in enumerate(zip(starts, polishing.best, initial, strict=True)):
         best = run.best[start.case]
-        best.iterations += own.iterations
-        best.evaluations += own.evaluations
+        best.iterations += polished.iterations
+        best.evaluations += polished.evaluations
         least = 1.0 if stage and best.polished else MIN_POLISH_GAIN
-        if least * polishing.batch.measure_distance(k, *own.get_latent()) <= first:
-            best.z, best.labels = own.get_latent()
-            best.polished, run.fitted[start.case] = best.polished + own.evaluations, (polishing.batch, k)
+        if least * polishing.batch.measure_distance(k, *polished.get_latent()) <= initial_distance:
+            best.z, best.labels = polished.get_latent()
+            best.polished, run.fitted[start.case] = best.polished + polished.evaluations, (polishing.batch, k)
     run.interrupted |= {starts[k].case for k in polishing.interrupted}
 
 
@@ -260,14 +260,14 @@ class OrderSearch:
         g and h are the simulated gradients of the start with local steps in some order, and with all steps taken for one, each
         tensor divided by its root mean square in the observed gradient.
         """
-        one, effects = PolishingRun(self.first, [replace(self.start, orders=())], 1).batch, [0.0]
+        one_batch, effects = PolishingRun(self.first, [replace(self.start, orders=())], 1).batch, [0.0]
         for o, view in enumerate(self.views):
             if len(view.sizes) > 1:
                 row = {**self.rows[o], "places": self.places[o][list(self.start.orders[o].examples)]}
                 here = view.simulate(row, self.x, self.start.labels, self.start.z)
-                there = one.views[o].simulate(one.views[o].get_case(0), self.x, self.start.labels, self.start.z)
-                off = squared_norm({name: here[name] - there[name] for name in row["observed"]})
-                effects.append(float(off / squared_norm({name: here[name] for name in row["observed"]})))
+                there = one_batch.views[o].simulate(one_batch.views[o].get_case(0), self.x, self.start.labels, self.start.z)
+                difference = squared_norm({name: here[name] - there[name] for name in row["observed"]})
+                effects.append(float(difference / squared_norm({name: here[name] for name in row["observed"]})))
         return max(effects)
 
     def run(self, begin: float, end: float) -> PolishStart:
@@ -276,12 +276,12 @@ class OrderSearch:
         begin, end: shares of the progress of all polishes before and after this search.
         """
         self.report = self.first.progress and partial(self.first.report_polish, begin, end)
-        found = self.start
+        current = self.start
         ordered = [o for o, view in enumerate(self.views) if len(view.sizes) > 1]
         classes = self.first.batch.data.num_classes if self.changes_labels else 0
         for o in ordered:
             order, fit = search_order(
-                found.orders[o],
+                current.orders[o],
                 self.views[o].sizes,
                 partial(self._measure, o),
                 partial(self._fit, o),
@@ -290,8 +290,8 @@ class OrderSearch:
                 likely=self.likely[o],
             )
             z = fit.z if fit and len(self.views) == 1 else self.start.z
-            found = self._assume((*found.orders[:o], order, *found.orders[o + 1 :]), z)
-        return replace(found, spared=max(0, self.first.fits - self.fits // max(1, len(ordered))))
+            current = self._assume((*current.orders[:o], order, *current.orders[o + 1 :]), z)
+        return replace(current, spared=max(0, self.first.fits - self.fits // max(1, len(ordered))))
 
     def _assume(self, orders: tuple[StepOrder, ...], z: Tensor) -> PolishStart:
         """Return a start with these orders, and with the labels of the first order if labels may be changed."""

@@ -106,11 +106,11 @@ def insider(path: str) -> Init:
         raise ValueError(f"the file {path} of the argument auxiliary does not exist")
 
     def init(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-        found = read_arrays(Path(path), ("images", "labels"))
-        images, classes = found["images"], torch.from_numpy(found["labels"])
+        arrays = read_arrays(Path(path), ("images", "labels"))
+        images, classes = arrays["images"], torch.from_numpy(arrays["labels"])
         if images.dtype != np.uint8 or images.ndim not in (3, 4) or classes.shape != images.shape[:1]:
-            there = f"{images.dtype} of shape {images.shape} and labels of shape {tuple(classes.shape)}"
-            raise ValueError(f"{path}: expected images (M, H, W[, C]) of uint8 and labels (M,), got {there}")
+            got = f"{images.dtype} of shape {images.shape} and labels of shape {tuple(classes.shape)}"
+            raise ValueError(f"{path}: expected images (M, H, W[, C]) of uint8 and labels (M,), got {got}")
         chosen = []
         for label in labels.tolist():
             members = torch.nonzero(classes == label).flatten()

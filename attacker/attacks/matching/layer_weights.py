@@ -94,14 +94,14 @@ def weigh_by_depth(beta: float, shape: str = "linear", *, relu_modifier: bool = 
         groups = _group_parameters(model)
         count = max((number for number, _ in groups.values()), default=0)
         depth = [_rescale(DEPTH_SHAPES[shape], i, count, beta) for i in range(1, count + 1)]
-        found = {}
+        weights = {}
         for name, g in observed.items():
             number, convolution = groups.get(name, (0, ""))
             weight = torch.full_like(g.flatten()[0], depth[number - 1] if number else sum(depth) / max(1, count) or 1.0)
-            found[name] = (
+            weights[name] = (
                 weight * _compute_modifier(observed[convolution]) if relu_modifier and convolution in observed else weight
             )
-        return found
+        return weights
 
     return weigh
 
@@ -126,9 +126,9 @@ def _group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     groups: dict[str, tuple[int, str]] = {}
     number, current = 0, ""
     for path, module in model.named_modules():
-        own = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
+        names = [name for name, _ in module.named_parameters(prefix=path, recurse=False)]
         if isinstance(module, nn.Conv2d):
             number, current = number + 1, f"{path}.weight" if path else "weight"
         if not isinstance(module, nn.Linear) and number:
-            groups |= dict.fromkeys(own, (number, current))
+            groups |= dict.fromkeys(names, (number, current))
     return groups

@@ -24,8 +24,9 @@ from attacker.attacks.matching.saved_state import (
 )
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
-from attacker.attacks.optimisers.descent import Problems, Stop, descend, get_best
+from attacker.attacks.optimisers.descent import Problems, descend, get_best
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.simulation.client import draws_at_random
 from attacker.attacks.simulation.step_orders import StepOrder
 from attacker.attacks.timing import time_call

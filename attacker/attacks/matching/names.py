@@ -56,8 +56,8 @@ def get_optimiser(name: str, learning_rate: float = 0.0) -> Optimiser:
 
     learning_rate: 0 for the optimiser's default.
     """
-    made, own = _look_up("optimiser", name, OPTIMISERS)
-    return made(learning_rate or own)
+    build, default_rate = _look_up("optimiser", name, OPTIMISERS)
+    return build(learning_rate or default_rate)
 
 
 def _look_up(kind: str, name: str, parts: Mapping[str, NamedPart]) -> NamedPart:

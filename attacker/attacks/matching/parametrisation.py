@@ -65,9 +65,9 @@ class LatentSpace:
 
     def _unpack(self, z: Tensor) -> Tensor:
         """Return the latents of examples (..., V, values of one) in latent vectors z (..., D), each with the shared values."""
-        shared, own = z[..., : self.decoder.shared], z[..., self.decoder.shared : self.size]
-        own = own.reshape(*z.shape[:-1], self.examples, -1)
-        return torch.cat([shared[..., None, :].expand(*own.shape[:-1], -1), own], dim=-1)
+        shared, latents = z[..., : self.decoder.shared], z[..., self.decoder.shared : self.size]
+        latents = latents.reshape(*z.shape[:-1], self.examples, -1)
+        return torch.cat([shared[..., None, :].expand(*latents.shape[:-1], -1), latents], dim=-1)
 
     def _pack(self, latents: Tensor) -> Tensor:
         """Return latents of examples (P, V, values of one) as the first part of latent vectors (P, size).
@@ -112,9 +112,9 @@ class LatentSpace:
 
     def measure_latents(self, z: Tensor) -> Tensor:
         """Return the mean square of the latents of examples in a latent vector z (D,), added over phases, a 0-d tensor."""
-        own = self._unpack(z)
-        sizes = list(self.decoder.phases or (own.shape[1],))
-        return torch.stack([part.square().mean() for part in torch.split(own, sizes, dim=1)]).sum()
+        latents = self._unpack(z)
+        sizes = list(self.decoder.phases or (latents.shape[1],))
+        return torch.stack([part.square().mean() for part in torch.split(latents, sizes, dim=1)]).sum()
 
     def project(self, z: Tensor) -> Tensor:
         """Return z (P, D), with the latents of examples projected into the decoder's box if `boxed` is set and there is a box.

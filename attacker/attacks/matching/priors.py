@@ -152,8 +152,8 @@ def measure_noise(x: Tensor, denoise: Denoise, noise: Tensor | None = None) -> T
     as in regularisation by denoising (Romano et al. 2017, RED, eq. 12).
     noise: added to the images before they are denoised, (N, C, H, W); None for none.
     """
-    given = x.detach() if noise is None else x.detach() + noise
-    return (x - denoise(given).detach()).square().mean() / 2
+    noisy = x.detach() if noise is None else x.detach() + noise
+    return (x - denoise(noisy).detach()).square().mean() / 2
 
 
 def check_denoiser(denoiser: Denoise, x: Tensor) -> None:
@@ -162,9 +162,9 @@ def check_denoiser(denoiser: Denoise, x: Tensor) -> None:
     This check calls the denoiser once. If the denoiser is a network, this call also moves it to that device, before a search
     calls it under torch.func's transforms.
     """
-    made: object = denoiser(x)
-    if not isinstance(made, Tensor) or made.shape != x.shape:
-        got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+    denoised: object = denoiser(x)
+    if not isinstance(denoised, Tensor) or denoised.shape != x.shape:
+        got = tuple(denoised.shape) if isinstance(denoised, Tensor) else type(denoised).__name__
         raise ValueError(f"a denoiser must map images {tuple(x.shape)} to images of the same shape, got {got}")
 
 

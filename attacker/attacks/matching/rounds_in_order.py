@@ -38,16 +38,16 @@ class RoundsInOrder:
 
         per_problem: the data of the problems, as `CaseBatch.build_problem` returns it.
         """
-        own = {name: value for name, value in per_problem.items() if name != "views"}
+        shared = {name: value for name, value in per_problem.items() if name != "views"}
         rows = [per_problem["views"][str(o)] for o in range(len(self.views))]
         state: ChannelState = {}
         value = torch.zeros_like(z[:, 0])
         with torch.enable_grad():
             z = z.detach().requires_grad_()
-            gradients = self._compute_gradients(*decode(z, own), z, rows)
+            gradients = self._compute_gradients(*decode(z, shared), z, rows)
             for view, row, gradient in zip(self.views, rows, gradients, strict=True):
                 distance, state = map_problems(view.follow_round, gradient, row, state)
-                value = value + view.weigh(distance, row, own)
+                value = value + view.weigh(distance, row, shared)
             if not value.requires_grad:  # no part of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)
@@ -62,8 +62,8 @@ class RoundsInOrder:
         def compute_round(weights: GradientTensors, buffers: GradientTensors, places: Tensor) -> GradientTensors:
             return vmap(lambda x, y, at: compute(weights, x[at], y[at], buffers))(x, y, places)
 
-        found = vmap(compute_round)(self.weights, self.buffers, torch.stack([row["places"] for row in rows]))
-        return [{name: g[o] for name, g in found.items()} for o in range(len(rows))]
+        gradients = vmap(compute_round)(self.weights, self.buffers, torch.stack([row["places"] for row in rows]))
+        return [{name: g[o] for name, g in gradients.items()} for o in range(len(rows))]
 
 
 def _stack(each: Sequence[GradientTensors]) -> GradientTensors:

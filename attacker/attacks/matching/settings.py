@@ -12,9 +12,9 @@ from attacker.attacks.matching.priors import Consistency, Prior
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.matching.warm_starts import HeldExamples, WarmStartRule
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Optimiser
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stopping import PLATEAU_STOP, Stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ class MatchingSettings:
         parts: dict[str, Any] = {}
         for part in COMPONENT_NAMES:
             known = {field.name for field in fields(getattr(self, part))}
-            own = {name: settings.pop(name) for name in known & set(settings)}
-            if own:
-                parts[part] = replace(settings.pop(part, getattr(self, part)), **own)
+            of_part = {name: settings.pop(name) for name in known & set(settings)}
+            if of_part:
+                parts[part] = replace(settings.pop(part, getattr(self, part)), **of_part)
         return replace(self, **settings, **parts)

@@ -85,7 +85,10 @@ class Simulation:
         """
         if not self._may_simulate_steps(observations, model):
             return 1
-        steps = [(find_schedule(one)[1], choose_simulated_steps(one.training, one.num_examples or 0)) for one in observations]
+        steps = [
+            (find_schedule(observation)[1], choose_simulated_steps(observation.training, observation.num_examples or 0))
+            for observation in observations
+        ]
         known = all(taken == repeated for taken, repeated in steps)
         return max(repeated for _, repeated in steps) if known else 1
 
@@ -98,10 +101,10 @@ class Simulation:
         if self.surrogate or not self._may_simulate_steps(observations, model):
             return 1
         ordered = 1
-        for one in observations:
-            (sizes, taken), examples = find_schedule(one), one.num_examples or 0
-            steps = count_ordered_steps(one.training, examples) if len(sizes) > 1 else 1
-            if taken not in (steps, choose_simulated_steps(one.training, examples)):
+        for observation in observations:
+            (sizes, taken), examples = find_schedule(observation), observation.num_examples or 0
+            steps = count_ordered_steps(observation.training, examples) if len(sizes) > 1 else 1
+            if taken not in (steps, choose_simulated_steps(observation.training, examples)):
                 return 1
             ordered = max(ordered, steps)
         return ordered

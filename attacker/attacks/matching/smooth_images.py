@@ -49,8 +49,8 @@ def build_smooth_spread(
         low, middle, wide = (t.to(device=x.device, dtype=x.dtype) for t in (down, root, across))
         common = x.mean(dim=-3, keepdim=True)
         weighed = middle * (low @ (common + colour * (x - common)) @ wide.T)
-        spread_out: Tensor = low.T @ weighed @ wide
-        return spread_out
+        result: Tensor = low.T @ weighed @ wide
+        return result
 
     return spread
 

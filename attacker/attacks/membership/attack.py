@@ -70,7 +70,7 @@ class Membership:
 
         A large pool is regressed in blocks. In the regression of one block, the candidates of the other blocks act as noise.
         """
-        found: dict[str, list[Coefficients]] = {}
+        fitted: dict[str, list[Coefficients]] = {}
         blocks = pool.split(Generator().manual_seed(rng.initial_seed()))
         residual = {case.key: case for case in cases if keeps_values(case)}
         plain = group_by_model([o for case in cases if case.key not in residual for o in case.observations])
@@ -87,20 +87,20 @@ class Membership:
                     steps_taken = find_schedule(observation)[1]
                     gradient = convert_to_gradient(observation.update, observation.weights, observation.training, steps_taken)
                     observed = flatten(gradient, chosen).to(self.device)
-                    found.setdefault(observation.key, []).append(regression.fit(observed).cpu())
+                    fitted.setdefault(observation.key, []).append(regression.fit(observed).cpu())
             report(group[0], done)
         followed = (
             pair for case in residual.values() for rows in blocks for pair in fit_residuals(case, pool.of(rows), rng, self.device)
         )
         for done, (observation, coefficients) in enumerate(followed):
-            found.setdefault(observation.key, []).append(coefficients.cpu())
+            fitted.setdefault(observation.key, []).append(coefficients.cpu())
             report(observation, len(plain) + done // len(blocks) + 1)
-        return {key: join_blocks(blocks, each) for key, each in found.items()}
+        return {key: join_blocks(blocks, each) for key, each in fitted.items()}
 
     def _score(self, cases: Sequence[Case], pool: Pool, rng: Generator, progress: Progress | None) -> list[list[Tensor]]:
         """Return for each case the scores (P,) of the candidates, once per group of rounds with the same examples."""
-        found = self.fit(cases, pool, rng, progress)
-        return [[combine([found[o.key] for o in group]) for group in _split_rounds(case)] for case in cases]
+        coefficients = self.fit(cases, pool, rng, progress)
+        return [[combine([coefficients[o.key] for o in group]) for group in _split_rounds(case)] for case in cases]
 
     def _name(self, case: Case, pool: Pool, scores: Sequence[Tensor], rng: Generator, seconds: float) -> Reconstruction:
         """Return a reconstruction that consists of the candidates with the highest scores.

@@ -46,8 +46,8 @@ class Mixture:
         The probability never falls with the score, and is 0 for scores below the location of `others`.
         """
         ratio = _log_density(self.members, z.minimum(self.members.loc)) - _log_density(self.others, z)
-        found = torch.sigmoid(ratio + log(self.share / (1 - self.share)))
-        return found.masked_fill(z < self.others.loc, 0.0)
+        probabilities = torch.sigmoid(ratio + log(self.share / (1 - self.share)))
+        return probabilities.masked_fill(z < self.others.loc, 0.0)
 
 
 def estimate_membership(scores: Tensor, labels: Tensor) -> Tensor:
@@ -79,17 +79,17 @@ def _fit_mixture(z: Tensor) -> Mixture:
     alone = others
     high = (z >= (others.loc + MIN_OUTLYING_SCALES * others.scale).minimum(z.max())).to(z.dtype)
     members = _fit_normal(z, high, least_mean=others.loc + others.scale, least_scale=others.scale)
-    share, found = float(high.mean()), torch.zeros_like(z)
+    share, membership = float(high.mean()), torch.zeros_like(z)
     for _ in range(MAX_STEPS):
-        before, found = found, Mixture(members, others, share, 0.0).compute_probabilities(z)
-        share = float(found.mean().clamp(1 / len(z), 1 - 1 / len(z)))
-        others, alone = _refit_student(others, z, 1 - found), _refit_student(alone, z, torch.ones_like(z))
-        members = _fit_normal(z, found, least_mean=others.loc + others.scale, least_scale=others.scale)
-        if (found - before).abs().max() < 1e-6:
+        before, membership = membership, Mixture(members, others, share, 0.0).compute_probabilities(z)
+        share = float(membership.mean().clamp(1 / len(z), 1 - 1 / len(z)))
+        others, alone = _refit_student(others, z, 1 - membership), _refit_student(alone, z, torch.ones_like(z))
+        members = _fit_normal(z, membership, least_mean=others.loc + others.scale, least_scale=others.scale)
+        if (membership - before).abs().max() < 1e-6:
             break
     both = torch.logaddexp(_log_density(members, z) + log(share), _log_density(others, z) + log(1 - share)).sum()
-    one = max(float(_log_density(single, z).sum()) for single in (alone, Normal(z.mean(), z.std())))
-    return Mixture(members, others, share, 2 * (float(both) - one))
+    best_single = max(float(_log_density(single, z).sum()) for single in (alone, Normal(z.mean(), z.std())))
+    return Mixture(members, others, share, 2 * (float(both) - best_single))
 
 
 def _align_classes(z: Tensor, labels: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ def _align_classes(z: Tensor, labels: Tensor) -> Tensor:
 
 
 def _log_density(distribution: Distribution, z: Tensor) -> Tensor:
-    found: Tensor = distribution.log_prob(z)
-    return found
+    result: Tensor = distribution.log_prob(z)
+    return result
 
 
 def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:

@@ -59,9 +59,9 @@ def read_pool(path: Path, data: DataSpec, *, max_candidates: int = MAX_CANDIDATE
     arrays = read_arrays(path, names, kinds="biuf")
     values, labels = arrays[names[0]], arrays[names[1]]
     values = values[..., None] if values.ndim == 3 else values
-    found = values.transpose(0, 3, 1, 2).shape if values.ndim == 4 else values.shape
-    if found[1:] != tuple(data.shape):
-        raise ValueError(f"{path}: {names[0]} have the shape {tuple(found[1:])}, and those of the federation {tuple(data.shape)}")
+    shape = values.transpose(0, 3, 1, 2).shape if values.ndim == 4 else values.shape
+    if shape[1:] != tuple(data.shape):
+        raise ValueError(f"{path}: {names[0]} have the shape {tuple(shape[1:])}, and those of the federation {tuple(data.shape)}")
     if not 2 <= len(values) <= max_candidates:
         raise ValueError(f"{path}: {len(values)} candidates; give at least 2 and at most {max_candidates:,}")
     if (

@@ -26,11 +26,11 @@ def group_by_model(observations: Sequence[Observation]) -> list[list[Observation
     """Return the observations in groups of one round with equal weights and buffers sent, in the order of the rounds."""
     groups: list[list[Observation]] = []
     for observation in sorted(observations, key=lambda o: (o.round, o.client)):
-        own = next((group for group in groups if _have_same_model(group[0], observation)), None)
-        if own is None:
+        same = next((group for group in groups if _have_same_model(group[0], observation)), None)
+        if same is None:
             groups.append([observation])
         else:
-            own.append(observation)
+            same.append(observation)
     return groups
 
 
@@ -44,15 +44,15 @@ def _are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> boo
 
 def group_by_values(observations: Sequence[Observation], rng: Generator) -> Iterator[tuple[Chosen, list[Observation]]]:
     """Yield pairs of chosen coordinates and the observations for which these are chosen. observations: of one model."""
-    found: list[tuple[Chosen, list[Observation]]] = []
+    groups: list[tuple[Chosen, list[Observation]]] = []
     for observation in observations:
         chosen = choose_values([observation], rng)
-        own = next((group for other, group in found if _are_equal(other, chosen)), None)
-        if own is None:
-            found.append((chosen, [observation]))
+        same_values = next((group for other, group in groups if _are_equal(other, chosen)), None)
+        if same_values is None:
+            groups.append((chosen, [observation]))
         else:
-            own.append(observation)
-    yield from found
+            same_values.append(observation)
+    yield from groups
 
 
 def choose_values(observations: Sequence[Observation], rng: Generator) -> dict[str, Tensor]:
@@ -99,9 +99,9 @@ def compute_gradients(observation: Observation, pool: Pool, chosen: Chosen, devi
         return flatten(compute(weights, x, y, buffers), chosen).double()
 
     size = max(1, min(MAX_CHUNK, CHUNK_VALUES // sum(w.numel() for w in weights.values())))
-    found = torch.empty(len(pool), sum(map(len, chosen.values())), dtype=torch.float64, device=device)
+    gradients = torch.empty(len(pool), sum(map(len, chosen.values())), dtype=torch.float64, device=device)
     for start in range(0, len(pool), size):
         rows = slice(start, start + size)
         with torch.no_grad():
-            found[rows] = vmap(compute_chosen)(pool.x[rows, None].to(device), pool.y[rows, None].to(device))
-    return found
+            gradients[rows] = vmap(compute_chosen)(pool.x[rows, None].to(device), pool.y[rows, None].to(device))
+    return gradients

@@ -244,9 +244,9 @@ class _ChainBuilder:
             **convolution,
         )
         x, weight = torch.empty(2, *self.shape, device="meta"), torch.empty(layer.shape, device="meta")
-        given = self._compute_shape(shown, lambda x: layer.apply_weight(x, weight), x)
-        self.layers.append(replace(layer, product_outputs=given, outputs=given))
-        self.pending, self.shape, self.inputs = [], given, given
+        product_shape = self._compute_shape(shown, lambda x: layer.apply_weight(x, weight), x)
+        self.layers.append(replace(layer, product_outputs=product_shape, outputs=product_shape))
+        self.pending, self.shape, self.inputs = [], product_shape, product_shape
         self.open = True
 
     def _add_scaling(self, node: fx.Node) -> None:
@@ -269,12 +269,12 @@ class _ChainBuilder:
         x = torch.empty(self.batch, *self.shape, device="meta")
         function = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
         try:
-            given = tuple(function(x, *values[0][1:], **values[1]).shape)  # type: ignore[operator]
+            moved_shape = tuple(function(x, *values[0][1:], **values[1]).shape)  # type: ignore[operator]
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(f"{get_call_name(node)} fails on an input of shape {self.shape}: {error}") from error
-        if given[0] != self.batch:
+        if moved_shape[0] != self.batch:
             raise NotAChain(f"{get_call_name(node)} moves the axis of the examples, and closed forms need it to be the first")
-        self.shape = given[1:]
+        self.shape = moved_shape[1:]
 
     def _has_floating_target(self, node: fx.Node) -> bool:
         """Return whether the tensors in the arguments of a cast, which may give a dtype, are parameters, which are floating."""
@@ -322,17 +322,17 @@ class _ChainBuilder:
         the module or call, for errors. Raises NotAChain if `function` fails or changes the size of the batch.
         """
         try:
-            given = tuple(function(x).shape)
+            shape = tuple(function(x).shape)
         except (TypeError, RuntimeError, IndexError) as error:
             raise NotAChain(
                 f"{name} fails on an input of shape {self.shape}: {error}; correct the network or the shape of its inputs"
             ) from error
-        if not given or given[0] != len(x):
+        if not shape or shape[0] != len(x):
             raise NotAChain(
                 f"{name} changes the number of examples in a batch of shape {tuple(x.shape)}, and closed forms need one output "
                 "for each example"
             )
-        return given[1:]
+        return shape[1:]
 
     def _compute_value(self, node: fx.Node) -> Any:
         if node.op == "call_method" or node.target is getattr:

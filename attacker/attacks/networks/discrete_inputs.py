@@ -1,10 +1,11 @@
 """Tests for networks that read their inputs as whole numbers, such as tokens that index the rows of an embedding."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from attacker.attacks.networks.forward import record_calls
 from fedsim import models
-from fedsim.models.building import BUILT_IN
+from fedsim.models.built_in import BUILT_IN
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -57,24 +58,9 @@ def find_token_embeddings(model: nn.Module, data: DataSpec) -> dict[str, int]:
     """
     model = model.eval()
     named = {name: module for name, module in model.named_modules() if isinstance(module, EMBEDDINGS)}
-    indices: dict[str, list[Tensor]] = {name: [] for name in named}
-
-    def remember(name: str, args: tuple[Tensor, ...]) -> None:
-        indices[name].append(args[0].detach().clone())
-
-    hooks = [module.register_forward_pre_hook(lambda _, args, n=name: remember(n, args)) for name, module in named.items()]
-    try:
-        with torch.no_grad():
-            for value in (0.0, 1.0):
-                model(torch.full((2, *data.shape), value))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return {f"{name}.weight": named[name].num_embeddings for name, seen in indices.items() if _differ(seen)}
-
-
-def _differ(indices_per_call: list[Tensor]) -> bool:
-    return any(
-        indices.shape != indices_per_call[0].shape or not torch.equal(indices, indices_per_call[0])
-        for indices in indices_per_call[1:]
-    )
+    with torch.no_grad(), record_calls(named) as seen:
+        for value in (0.0, 1.0):
+            model(torch.full((2, *data.shape), value))
+    indices = {name: [index for index, _ in seen[name]] for name in named if name in seen}
+    differing = [name for name, calls in indices.items() if any(not torch.equal(index, calls[0]) for index in calls[1:])]
+    return {f"{name}.weight": named[name].num_embeddings for name in differing}

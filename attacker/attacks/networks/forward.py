@@ -38,7 +38,9 @@ def record_calls(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[tu
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
     with ExitStack() as hooks:
         for name, module in modules.items():
-            hook = module.register_forward_hook(lambda _, given, made, n=name: seen.setdefault(n, []).append((given[0], made)))
+            hook = module.register_forward_hook(
+                lambda _, inputs, output, n=name: seen.setdefault(n, []).append((inputs[0], output))
+            )
             hooks.callback(hook.remove)
         yield seen
 
@@ -73,9 +75,9 @@ def allow_double_backward(model: nn.Module) -> Iterator[None]:
 
 def _find_new_dtype(model: nn.Module, state: Mapping[str, Tensor]) -> torch.dtype | None:
     """Return the floating dtype to which `state` was converted; None if there are several, or if it is the one of `model`."""
-    given = {t.dtype for t in state.values() if t.is_floating_point()}
-    own = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return given.pop() if len(given) == 1 and given != own else None
+    state_dtypes = {t.dtype for t in state.values() if t.is_floating_point()}
+    model_dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return state_dtypes.pop() if len(state_dtypes) == 1 and state_dtypes != model_dtypes else None
 
 
 def _convert_buffers(model: nn.Module, state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
@@ -122,8 +124,8 @@ def _view(x: Tensor, *shape: Any, **keywords: Any) -> Tensor:
 
 def _hard_sigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """Return the hard sigmoid, computed from elementary operations, since PyTorch's own has no second derivative."""
-    found = (input + 3).clamp(0, 6) / 6
-    return input.copy_(found) if inplace else found
+    output = (input + 3).clamp(0, 6) / 6
+    return input.copy_(output) if inplace else output
 
 
 _REPLACED: Mapping[Any, Any] = {

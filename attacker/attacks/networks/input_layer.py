@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attacker.attacks.networks.forward import record_calls, run_forward_pass
 from fedsim import models
-from fedsim.models.building import BUILT_IN
+from fedsim.models.built_in import BUILT_IN
 from fedsim.recording.observation import DataSpec, ModelSpec
 
 MAX_WEIGHTS = 2**26
@@ -101,7 +101,7 @@ def _search_input_layer(spec: ModelSpec, data: DataSpec) -> InputLayer | None:
     with torch.no_grad(), record_calls({name: model.get_submodule(name) for name in candidates}) as seen:
         run_forward_pass(model, {**dict(model.named_parameters()), **dict(model.named_buffers())}, x)
     for name in candidates:
-        inputs = [given for given, _ in seen.get(name, [])]
+        inputs = [layer_inputs for layer_inputs, _ in seen.get(name, [])]
         if len(inputs) != 1 or inputs[0].numel() != x.numel():
             continue
         if torch.equal(inputs[0].reshape(len(x), -1), x.reshape(len(x), -1)):

@@ -16,8 +16,8 @@ def call_opaquely(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
 
     The result is differentiable once; the derivative evaluates the function again.
     """
-    found: tuple[Tensor, ...] = _Call.apply(function, *tensors)
-    return found
+    outputs: tuple[Tensor, ...] = _Call.apply(function, *tensors)
+    return outputs
 
 
 class _Call(torch.autograd.Function):
@@ -33,9 +33,9 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Any) -> Any:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        found = iter(_Pullback.apply(ctx.function, wanted, *ctx.saved_tensors, *slopes))
-        return None, *(next(found) if needed else None for needed in wanted)
+        needed_inputs = tuple(ctx.needs_input_grad[1:])
+        derivatives = iter(_Pullback.apply(ctx.function, needed_inputs, *ctx.saved_tensors, *slopes))
+        return None, *(next(derivatives) if needed else None for needed in needed_inputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, function: Function, *tensors: Tensor) -> Any:
@@ -54,13 +54,13 @@ class _Pullback(torch.autograd.Function):
         inputs, slopes = tensors[: len(differentiated)], tensors[len(differentiated) :]
         with _allow_saved_tensors_hooks():
             with torch.enable_grad():
-                leaves = [t.detach().requires_grad_(asked) for t, asked in zip(inputs, differentiated, strict=True)]
+                leaves = [t.detach().requires_grad_(needs) for t, needs in zip(inputs, differentiated, strict=True)]
                 outputs = function(*leaves)
                 pairs = [(o, s) for o, s in zip(outputs, slopes, strict=True) if o.requires_grad]
-            asked = [leaf for leaf in leaves if leaf.requires_grad]
+            needs = [leaf for leaf in leaves if leaf.requires_grad]
             if not pairs:
-                return tuple(torch.zeros_like(leaf) for leaf in asked)
-            return torch.autograd.grad([o for o, _ in pairs], asked, [s for _, s in pairs], materialize_grads=True)
+                return tuple(torch.zeros_like(leaf) for leaf in needs)
+            return torch.autograd.grad([o for o, _ in pairs], needs, [s for _, s in pairs], materialize_grads=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -136,9 +136,9 @@ def trace(model: nn.Module, read_size: ReadSize = _know_no_size) -> tuple[fx.Gra
     tracer = _Tracer(read_size)
     try:
         kept = {id(t): t for t in (*model.parameters(), *model.buffers(), *values)}
-        own = nn.Sequential(copy.deepcopy(model, kept)).eval()  # a copy, since tracing changes modules that store state
-        tracer.modules = {name[2:]: module for name, module in own.named_modules() if name}
-        graph = tracer.trace(own)
+        copied = nn.Sequential(copy.deepcopy(model, kept)).eval()  # a copy, since tracing changes modules that store state
+        tracer.modules = {name[2:]: module for name, module in copied.named_modules() if name}
+        graph = tracer.trace(copied)
     except NotAChain:  # by `read_size`
         raise
     except Exception as error:  # a user's network may fail in any way
@@ -175,8 +175,8 @@ def _is_hooked(module: nn.Module) -> bool:
 def find_kind(module: nn.Module | None) -> type[nn.Conv2d] | type[nn.Linear] | None:
     """Return nn.Conv2d or nn.Linear if the module computes exactly that, also if it is a subclass; otherwise None."""
     if isinstance(module, nn.Conv2d):
-        own = type(module)
-        same = own.forward is nn.Conv2d.forward and own._conv_forward is nn.Conv2d._conv_forward
+        module_type = type(module)
+        same = module_type.forward is nn.Conv2d.forward and module_type._conv_forward is nn.Conv2d._conv_forward
         return nn.Conv2d if same else None
     return nn.Linear if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward else None
 
@@ -215,10 +215,10 @@ def is_cast(node: fx.Node) -> bool:
     """
     if node.op != "call_method" or node.target not in (*CONVERSIONS, *CASTS):
         return False
-    given = (*node.args[1:], *node.kwargs.values())
-    if any(isinstance(argument, torch.dtype) and not argument.is_floating_point for argument in given):
+    arguments = (*node.args[1:], *node.kwargs.values())
+    if any(isinstance(argument, torch.dtype) and not argument.is_floating_point for argument in arguments):
         return False
-    return node.target != "type" or all(isinstance(argument, torch.dtype) for argument in given)
+    return node.target != "type" or all(isinstance(argument, torch.dtype) for argument in arguments)
 
 
 def is_move(node: fx.Node) -> bool:
@@ -290,13 +290,13 @@ def build_map(
         raise NotAChain("its code calls squeeze without an axis, which also removes that of a single example; name the axis")
     if called in _SHAPING:
         function = module if module is not None else _SHAPING[called]
-        given = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
-        if not given or given[0] != shape[0]:
+        output_shape = tuple(function(torch.empty(shape, device="meta"), *arguments, **keywords).shape)
+        if not output_shape or output_shape[0] != shape[0]:
             raise NotAChain(
                 f"{get_call_name(node)} changes the number of examples in a batch of shape {tuple(shape)}, and closed forms need "
                 "one output for each example"
             )
-        return Reshape(given[1:])
+        return Reshape(output_shape[1:])
     what = type(module).__name__ if module is not None else get_call_name(node)
     where = f"{get_call_name(node)} is {what}" if module is not None else f"its code calls {what}"
     raise NotAChain(f"{where}: {_explain_refusal(what)}")

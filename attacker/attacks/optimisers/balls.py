@@ -16,8 +16,8 @@ TINY_NORM = 1e-30
 
 def project_onto_ball(z: Tensor, radius: float) -> Tensor:
     """Return for each row of z (P, D) the nearest vector whose Euclidean norm is at most `radius`."""
-    found: Tensor = z * (radius / z.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)).clamp(max=1)
-    return found
+    result: Tensor = z * (radius / z.norm(dim=1, keepdim=True).clamp(min=TINY_NORM)).clamp(max=1)
+    return result
 
 
 def project_onto_l1_ball(z: Tensor, radius: float) -> Tensor:

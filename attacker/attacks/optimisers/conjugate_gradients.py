@@ -36,10 +36,10 @@ def conjugate_gradients(
         curvature = _dot(direction, image)
         step = torch.where((power > enough) & (curvature > 0), power / curvature, 0)
         x, left = x + step * direction, left - step * image
-        before, power, done = power, torch.where(step > 0, _dot(left, left), 0), done + 1
+        previous, power, done = power, torch.where(step > 0, _dot(left, left), 0), done + 1
         if done % 50 == 0 and until(x):
             break
-        direction = left + torch.where(before > 0, power / before, 0) * direction
+        direction = left + torch.where(previous > 0, power / previous, 0) * direction
     return x, done
 
 

@@ -1,4 +1,4 @@
-"""The optimisation loop for a batch of independent problems, with stopping rules and checkpoints; independent of attacks.
+"""The optimisation loop for a batch of independent problems, with checkpoints; independent of attacks.
 
 Shapes: P problems, D coordinates of the latent, the variable that is optimised.
 """
@@ -12,90 +12,12 @@ import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.first_order import Optimiser, OptimiserState, Stepper
-from attacker.attacks.optimisers.stalls import Stall
+from attacker.attacks.optimisers.stopping import Stop
 
 Nested = Mapping[str, Any]
 Checkpoint = Callable[[Callable[[], OptimiserState]], None]
 """Callback that is called after every iteration with a function that returns the state of the search. The callback decides
 whether to call that function and save the state."""
-
-
-MIN_GIVE_UP_STEPS = 30
-"""Number of iterations before which a problem is given up only by `Stop.early` and `Stop.stall`."""
-GIVE_UP_SHARE = 0.1
-"""Share of the steps after which Inverting Gradients gives up problems with a high loss for the last time. The test for stalled
-problems (`stalls`) is made at a fixed iteration, which may be later."""
-MIN_HOPELESS_LOSS = 0.15
-"""Share of the loss at the start above which a problem is hopeless, if the loss is also above MIN_UNEXPLAINED_LOSS."""
-EARLY_LIMITS = ((6, 0.4), (15, 0.22), (MIN_GIVE_UP_STEPS, MIN_HOPELESS_LOSS))
-"""Iterations of Inverting Gradients, each with the share of the loss at the start above which a problem is hopeless after that
-iteration. With MIN_HOPELESS_LOSS and GIVE_UP_SHARE, they were chosen on the tuning part of benchmarks/support/splits.py
-(benchmarks/tuning.py give_up)."""
-MIN_UNEXPLAINED_LOSS = 0.1
-"""Share of the loss of a zero gradient up to which no problem is given up because of a high loss; with batch norm, a start may
-be below it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stop:
-    """Settings that decide when a search ends, and when it is started again from another point.
-
-    An iteration consists of one or several gradient evaluations, see `Optimiser.period`. The zero loss of a problem is the loss
-    of candidates whose simulated gradient is zero, that is the distance between the observed gradient and zero.
-    tolerance: a problem has converged if its best loss is at most this value.
-    precision: a problem has also converged if its best loss is at most this share of the zero loss.
-    patience:  number of successive iterations without progress after which the search for a problem stops.
-    decrease:  an iteration makes progress if the best loss after it is less than 1 - `decrease` times the best loss after the
-               last progress.
-    stuck:     share of the zero loss. Another start is made, if one is left, only if the final loss is above this share and above
-               `tolerance`. The caller may raise this threshold, for example for noise.
-    give_up:   share of the maximum number of iterations after which hopeless problems are stopped, but not before
-               `MIN_GIVE_UP_STEPS` iterations. Problems are tested once, after that iteration, and also after the iterations of
-               `early` and `stall`. 0 never stops a problem as hopeless, and ignores `early` and `stall`.
-    hopeless, unexplained: a problem is hopeless if its best loss is above the share `hopeless` of the loss at its starting point,
-               and also above the share `unexplained` of the zero loss. All losses are compared after the loss that known noise
-               causes (`Problems.floor`) is subtracted.
-    early:     pairs of an iteration and a share: problems are also tested right after this iteration, with the share in place of
-               `hopeless`. Pairs with an iteration later than the share `give_up` of all iterations are ignored.
-    stall:     a problem is also hopeless, whatever `hopeless` and `unexplained` say, if this test finds that it is stalled near
-               the loss of plain examples (`Problems.plain`).
-
-    `descend` does not know the zero loss: its caller computes the losses for tolerance, precision and unexplained, see
-    `Problems`, and makes other starts.
-    """
-
-    tolerance: float = 0.0
-    precision: float = 0.0
-    patience: int = 20
-    decrease: float = 0.05
-    stuck: float = 1e-3
-    give_up: float = 0.0
-    hopeless: float = MIN_HOPELESS_LOSS
-    unexplained: float = MIN_UNEXPLAINED_LOSS
-    early: tuple[tuple[int, float], ...] = ()
-    stall: Stall | None = None
-
-    def get_hopeless_loss(self, iteration: int, steps: int) -> float:
-        """Return the share of the loss at the start above which a problem is hopeless after this iteration; inf without a test.
-
-        iteration: its number, from 1. steps: maximum number of iterations.
-        """
-        last = round(self.give_up * steps)
-        if self.give_up > 0 and iteration == max(MIN_GIVE_UP_STEPS, last):
-            return self.hopeless
-        return dict(self.early).get(iteration, float("inf")) if iteration <= last else float("inf")
-
-    def get_stall(self, iteration: int, steps: int) -> Stall | None:
-        """Return the test for stalled problems if it is due after this iteration, otherwise None.
-
-        Arguments as in `get_hopeless_loss`.
-        """
-        is_due = self.stall is not None and self.stall.after == iteration and self.stall.least <= steps
-        return self.stall if is_due and self.give_up > 0 else None
-
-
-PLATEAU_STOP = Stop(precision=1e-8, patience=10, decrease=0.05)
-"""Default stopping rule for L-BFGS: a problem is stopped after 10 iterations that decreased its loss by less than 5 %."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +165,9 @@ def descend(
     checkpoint: callback that may save the state, called after the same iterations, see `Checkpoint`.
     resume:     a state saved by an earlier call with the same arguments; the search continues from it.
     """
-    active, found, stepper = _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
+    active, minima, stepper = (
+        _resume(resume, optimiser) if resume else (_Active.from_start(z), Minima.empty(z), optimiser.start())
+    )
     per_problem, enough = _select(problems.per_problem, active.ids), problems.enough[active.ids]
     try:
         while active.iteration < steps:
@@ -251,10 +175,10 @@ def descend(
             finished = _find_ended(active, stop, enough)
             hopeless = ~finished & _find_hopeless(active, stop, problems, per_problem, steps)
             for i in active.ids[hopeless].tolist():
-                found.given_up[i] = True
+                minima.given_up[i] = True
             finished |= hopeless | (active.iteration == steps)
             if finished.any():
-                _store_results(active, finished, found)
+                _store_results(active, finished, minima)
                 rows = torch.nonzero(~finished).flatten()
                 if not len(rows):
                     break
@@ -265,12 +189,12 @@ def descend(
                 left = f"{len(active.ids)} of {len(z)} left"
                 progress(active.iteration, steps, f"{left}, loss {float(active.best.median()):.3g}")
             if checkpoint is not None:
-                checkpoint(lambda: _collect_state(active, found, stepper))
+                checkpoint(lambda: _collect_state(active, minima, stepper))
     except KeyboardInterrupt:
         for i in active.ids.tolist():
-            found.interrupted[i] = True
-        _store_results(active, torch.ones_like(active.best, dtype=torch.bool), found)
-    return found
+            minima.interrupted[i] = True
+        _store_results(active, torch.ones_like(active.best, dtype=torch.bool), minima)
+    return minima
 
 
 def _run_iteration(
@@ -317,27 +241,27 @@ def _find_hopeless(active: _Active, stop: Stop, problems: Problems, per_problem:
     none = torch.zeros_like(active.best)
     floor = none if problems.floor is None else problems.floor[active.ids]
     loss, first = active.best - floor, active.first - floor
-    found = torch.zeros_like(none, dtype=torch.bool)
+    hopeless = torch.zeros_like(none, dtype=torch.bool)
     if isfinite(limit := stop.get_hopeless_loss(active.iteration, steps)):
-        found = loss > limit * first
-        found &= True if problems.least is None else active.best > problems.least[active.ids]
+        hopeless = loss > limit * first
+        hopeless &= True if problems.least is None else active.best > problems.least[active.ids]
     stall = stop.get_stall(active.iteration, steps)
-    if stall is not None and problems.plain is not None and not found.all():
+    if stall is not None and problems.plain is not None and not hopeless.all():
         _, plain = problems.evaluate(problems.plain[active.ids], per_problem, active.iteration / steps)
-        found |= stall.find(loss=loss, earlier=active.history[stall.since - 1] - floor, plain=plain - floor)
-    return found
+        hopeless |= stall.find(loss=loss, earlier=active.history[stall.since - 1] - floor, plain=plain - floor)
+    return hopeless
 
 
-def _store_results(active: _Active, finished: Tensor, found: Minima) -> None:
+def _store_results(active: _Active, finished: Tensor, minima: Minima) -> None:
     history = torch.stack(active.history, dim=1) if active.history else active.best[:, None]
     for row in torch.nonzero(finished).flatten().tolist():
         i, loss = int(active.ids[row]), float(active.best[row])
-        found.z[i], found.loss[i], found.history[i] = active.best_z[row], loss, history[row]
-        found.iterations[i] = active.iteration
+        minima.z[i], minima.loss[i], minima.history[i] = active.best_z[row], loss, history[row]
+        minima.iterations[i] = active.iteration
 
 
-def _collect_state(active: _Active, found: Minima, stepper: Stepper) -> OptimiserState:
-    parts = {"active": active.get_state(), "found": found.get_state(), "stepper": stepper.get_state()}
+def _collect_state(active: _Active, minima: Minima, stepper: Stepper) -> OptimiserState:
+    parts = {"active": active.get_state(), "found": minima.get_state(), "stepper": stepper.get_state()}
     return {f"{part}.{name}": t for part, state in parts.items() for name, t in state.items()}
 
 

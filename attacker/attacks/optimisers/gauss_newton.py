@@ -172,10 +172,10 @@ def _solve_step(derivative: Derivative, slope: Tensor, normal: Tensor, damping: 
         step = to_step(u[0])
         return from_slope(derivative.back(derivative.along(step)) + damping * step)[None]
 
-    found, iterations = conjugate_gradients(
+    solution, iterations = conjugate_gradients(
         curve, -from_slope(slope)[None], iterations=LINEAR_ITERATIONS, tolerance=LINEAR_TOLERANCE
     )
-    return to_step(found[0]), iterations
+    return to_step(solution[0]), iterations
 
 
 def _multiply_by_own_transpose(jacobian: Tensor) -> Tensor:

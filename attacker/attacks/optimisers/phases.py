@@ -89,8 +89,8 @@ class PhasedStepper:
     def get_state(self) -> OptimiserState:
         if self.best is None or self.least is None:
             return {}
-        own = {"phase": torch.tensor(self.phase), "best": self.best, "least": self.least}
-        return {**own, **add_prefix("inner", self.inner.get_state())}
+        state = {"phase": torch.tensor(self.phase), "best": self.best, "least": self.least}
+        return {**state, **add_prefix("inner", self.inner.get_state())}
 
     def load(self, state: OptimiserState) -> None:
         self.phase = int(state["phase"]) if state else 0

@@ -16,8 +16,8 @@ from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.settings import Search
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stopping import PLATEAU_STOP, Stop
 from attacker.attacks.papers.agic import agic
 
 SearchName = Literal["cpl", "inverting_gradients", "agic"]

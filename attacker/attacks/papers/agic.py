@@ -16,9 +16,9 @@ from attacker.attacks.matching.settings import Labels, Polish, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.multi_round.agic import Agic, ComparedBy
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.lbfgs import LBFGS
+from attacker.attacks.optimisers.stopping import PLATEAU_STOP, Stop
 from attacker.attacks.papers.matching import CONTINUATION, POLISH
 
 COMPARISONS: tuple[ComparedBy, ...] = get_args(ComparedBy)

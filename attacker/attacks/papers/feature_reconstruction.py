@@ -14,8 +14,8 @@ from attacker.attacks.matching.priors import Prior
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stopping import Stop
 
 FEATURES_MAP_TV = 0.2
 """`Prior.map_tv` of feature reconstruction, chosen among 0.1, 0.2 and 0.5 on the tuning part of CIFAR-10."""

@@ -27,11 +27,10 @@ from attacker.attacks.matching.priors import (
 from attacker.attacks.matching.settings import Labels, Polish, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import EARLY_LIMITS, GIVE_UP_SHARE, PLATEAU_STOP, Stop
 from attacker.attacks.optimisers.first_order import Adam, Optimiser
 from attacker.attacks.optimisers.gradient_penalty import GradientPenalty
 from attacker.attacks.optimisers.lbfgs import LBFGS
-from attacker.attacks.optimisers.stalls import INVERTING_STALL
+from attacker.attacks.optimisers.stopping import EARLY_LIMITS, GIVE_UP_SHARE, INVERTING_STALL, PLATEAU_STOP, Stop
 
 INVERTING_RATE = 0.1
 """Default learning rate of Inverting Gradients, for which the limits of giving up early were chosen."""

@@ -15,8 +15,8 @@ from attacker.attacks.matching.priors import COSINE_MAP_TV, Prior, VariationTerm
 from attacker.attacks.matching.settings import Labels, Search
 from attacker.attacks.matching.simulation import LocalSteps, Simulation
 from attacker.attacks.needs import Need
-from attacker.attacks.optimisers.descent import Stop
 from attacker.attacks.optimisers.first_order import Adam
+from attacker.attacks.optimisers.stopping import Stop
 
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""

@@ -43,15 +43,15 @@ def read_statistics(observation: Observation, model: nn.Module) -> Statistics:
     if observation.training.mode != "train" or observation.client == SUM_CLIENT:
         return {}
     before, after, steps = observation.buffers, observation.buffers_after, find_schedule(observation)[1]
-    found = {}
+    statistics = {}
     for name, layer in _list_norms(model).items():
         names = [f"{name}.running_mean", f"{name}.running_var"]
         if not all(name in before and name in after for name in names):
             continue
         kept = (1 - (layer.momentum or 0.0)) ** steps
         mean, variance = ((after[name] - kept * before[name]) / (1 - kept) for name in names)
-        found[name] = {"mean": mean, "deviation": variance.clamp(min=0).sqrt()}
-    return found
+        statistics[name] = {"mean": mean, "deviation": variance.clamp(min=0).sqrt()}
+    return statistics
 
 
 def compute_statistics(
@@ -94,18 +94,18 @@ def _measure_batch(
     model: nn.Module, layers: Mapping[str, nn.Module], state: Weights, x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return a dict from the name of each layer to the mean and the unbiased variance of its input, (C,) each."""
-    found: dict[str, tuple[Tensor, Tensor]] = {}
+    moments: dict[str, tuple[Tensor, Tensor]] = {}
 
     def keep(name: str, value: Tensor) -> None:
         axes = [axis for axis in range(value.ndim) if axis != 1]
-        found[name] = value.mean(axes), value.var(axes)
+        moments[name] = value.mean(axes), value.var(axes)
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
             handle = layer.register_forward_pre_hook(lambda _, inputs, name=name: keep(name, inputs[0]))
             hooks.callback(handle.remove)
         run_forward_pass(model, state, x)
-    return found
+    return moments
 
 
 def _average(layer: nn.modules.batchnorm._BatchNorm, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -73,9 +73,9 @@ class SolvedBottleneck:
         rows = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
         expected = self._compute_mean_errors({**buffers, **weights}, x, y)
         errors = _solve_errors(rows, torch.cat([observed[weight], observed[bias][:, None]], dim=1), expected)
-        (found,) = pull_back(errors @ weights[weight])
-        made = errors.T @ rows
-        return {**found, weight: made[:, :-1], bias: made[:, -1]}
+        (earlier,) = pull_back(errors @ weights[weight])
+        encoder_gradient = errors.T @ rows
+        return {**earlier, weight: encoder_gradient[:, :-1], bias: encoder_gradient[:, -1]}
 
     def _compute_mean_errors(self, state: Weights, x: Tensor, y: Tensor) -> Tensor:
         """Return the errors (N, M) that examples have if the bottleneck draws its means; state: weights and buffers."""
@@ -90,8 +90,8 @@ class SolvedBottleneck:
                 handle.remove()
             return value if penalty is None else value + penalty
 
-        found: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
-        return found
+        errors: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
+        return errors
 
 
 def find_solved_bottleneck(
@@ -123,8 +123,8 @@ def _solve_errors(rows: Tensor, observed: Tensor, expected: Tensor) -> Tensor:
     gram = rows @ rows.T
     ridge = RIDGE * gram.diagonal().mean()
     sides = rows @ observed.T + ridge * expected
-    found: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(rows), dtype=rows.dtype, device=rows.device), sides)
-    return found
+    result: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(rows), dtype=rows.dtype, device=rows.device), sides)
+    return result
 
 
 def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: str, inputs: int) -> frozenset[str]:
@@ -133,9 +133,9 @@ def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: st
     The set is empty if the layer does not get one row (1, inputs) for one example.
     """
     rng = torch.Generator().manual_seed(0)
-    own = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
-    state = {**{name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}, **own}
-    x = data.normalise(torch.rand(1, *data.shape, generator=rng).to(next(iter(own.values()))))
+    leaves = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}
+    state = {**{name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}, **leaves}
+    x = data.normalise(torch.rand(1, *data.shape, generator=rng).to(next(iter(leaves.values()))))
     h, _ = record_inputs(model, state, x, layer=encoder)
     if h.shape != (1, inputs):
         return frozenset()
@@ -144,5 +144,5 @@ def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: st
         logits = run_forward_pass(model, state, x)
     finally:
         handle.remove()
-    seen, past = (torch.autograd.grad(t.sum(), list(own.values()), allow_unused=True) for t in (h, logits))
-    return frozenset(name for name, now, other in zip(own, seen, past, strict=True) if now is not None and other is None)
+    seen, past = (torch.autograd.grad(t.sum(), list(leaves.values()), allow_unused=True) for t in (h, logits))
+    return frozenset(name for name, now, other in zip(leaves, seen, past, strict=True) if now is not None and other is None)

@@ -40,11 +40,11 @@ def get_buffers(model: nn.Module, observations: Sequence[Observation]) -> tuple[
     If the observations differ, each tensor has one row per observation. An observation without buffers gets those of `model`.
     Raises ValueError if an observation has some of the model's buffers but not all.
     """
-    own = {name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}
-    each = [_choose_buffers(own, o) for o in observations]
-    if all(all(torch.equal(b[name], each[0][name]) for name in own) for b in each[1:]):
+    buffers = {name: dict(model.named_buffers())[name] for name in models.list_buffers(model)}
+    each = [_choose_buffers(buffers, o) for o in observations]
+    if all(all(torch.equal(b[name], each[0][name]) for name in buffers) for b in each[1:]):
         return each[0], True
-    return {name: torch.stack([b[name] for b in each]) for name in own}, False
+    return {name: torch.stack([b[name] for b in each]) for name in buffers}, False
 
 
 def _choose_buffers(model_buffers: Weights, observation: Observation) -> dict[str, Tensor]:
@@ -120,8 +120,8 @@ def build_channel(observation: Observation, model: nn.Module) -> Channel:
     Of the gradient rule by which clients compute gradients, such as DP-SGD, it includes only what the simulated gradient does not
     follow already (`GradientRule.channel`), such as its noise.
     """
-    own = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.build_channel()]
-    return compose_channels(*(channel for channel in own if channel is not transparent))
+    channels = [observation.gradient.build().channel(build_facts(observation, model)), observation.defenses.build_channel()]
+    return compose_channels(*(channel for channel in channels if channel is not transparent))
 
 
 def find_omitted(observation: Observation, model: nn.Module) -> frozenset[str]:
@@ -171,11 +171,11 @@ def compute_shares(training: Training, steps: int) -> list[float]:
     """
     rates, momentum = [training.compute_rate(step) for step in range(steps)], training.momentum
     later = 0.0  # contribution of a step's velocity to the update, in this step and all later ones
-    found = []
+    shares = []
     for rate in reversed(rates):
-        found.append(rate + momentum * later if not training.nesterov else rate + momentum * (rate + momentum * later))
-        later = found[-1] if not training.nesterov else rate + momentum * later
-    return found[::-1]
+        shares.append(rate + momentum * later if not training.nesterov else rate + momentum * (rate + momentum * later))
+        later = shares[-1] if not training.nesterov else rate + momentum * later
+    return shares[::-1]
 
 
 def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training: Training, steps: int) -> Gradient:
@@ -186,8 +186,8 @@ def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training
     steps: number of local steps. The total step is that of `compute_total_step`.
     """
     scale = -compute_total_step(training, steps)
-    found = {name: u / scale for name, u in update.items()}
-    return {name: g - training.decay * weights[name] for name, g in found.items()} if training.decay else found
+    gradient = {name: u / scale for name, u in update.items()}
+    return {name: g - training.decay * weights[name] for name, g in gradient.items()} if training.decay else gradient
 
 
 def simulate_channel(

@@ -75,12 +75,12 @@ class Draws:
 
     def build_buffers(self, z: Tensor) -> dict[str, Tensor]:
         """Return the masks (N, F) by buffer name: the probability that a feature was kept, divided by 1 - p."""
-        found, at = {}, len(z) - self.size + self.mixes * self.examples**2
+        buffers, at = {}, len(z) - self.size + self.mixes * self.examples**2
         for name, (features, p) in self.masks.items():
-            own = z[at : at + self.examples * features].reshape(self.examples, features)
-            found[f"{name}.mask"] = own.sigmoid() / (1 - p)
+            mask_logits = z[at : at + self.examples * features].reshape(self.examples, features)
+            buffers[f"{name}.mask"] = mask_logits.sigmoid() / (1 - p)
             at += self.examples * features
-        return found
+        return buffers
 
 
 def _replace_dropout(model: nn.Module) -> dict[str, float]:
@@ -88,11 +88,11 @@ def _replace_dropout(model: nn.Module) -> dict[str, float]:
 
     Dropout with p = 0 is left as it is.
     """
-    found = {name: module.p for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
-    for name in found:
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, _MaskLayer())
-    return found
+    rates = {name: module.p for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0}
+    for name in rates:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, _MaskLayer())
+    return rates
 
 
 def find_draws(observation: Observation, model: nn.Module, weights: Weights) -> Draws | None:

@@ -151,8 +151,8 @@ def _find_vmap_failure(network: _Network, data: DataSpec, loss: str) -> str:
             warnings.simplefilter("error")  # PyTorch warns where it falls back to a slow loop
             warnings.filterwarnings("ignore", "torch.utils.checkpoint")  # it warns of a missing argument use_reentrant
             expected = evaluate_test_problems(_build_by_plain_pytorch(model, data, measure, False), model, data, loop=True)
-            found = evaluate_test_problems(_build_by_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
-        reason = "" if is_close(found, expected) else "its gradients under vmap differ from those of plain PyTorch"
+            under_vmap = evaluate_test_problems(_build_by_torch_func(model, data, measure, PLAIN_RULE, False), model, data)
+        reason = "" if is_close(under_vmap, expected) else "its gradients under vmap differ from those of plain PyTorch"
     except Exception as error:  # a user's network may fail in any way
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     if reason:
@@ -187,13 +187,13 @@ def evaluate_test_problems(gradient: Gradients, model: nn.Module, data: DataSpec
     weights, buffers, x, y = draw_test_problems(model, data)
 
     def compute_squared_norm(x: Tensor, y: Tensor) -> tuple[Tensor, Gradient]:
-        found = gradient(weights, x, y, buffers)
-        return squared_norm(found), found
+        gradients = gradient(weights, x, y, buffers)
+        return squared_norm(gradients), gradients
 
     function = grad_and_value(compute_squared_norm, has_aux=True)
     if not loop:
-        slope, (_, found) = vmap(function)(x, y)
-        return found, slope
+        slope, (_, gradients) = vmap(function)(x, y)
+        return gradients, slope
     rows = [function(*problem) for problem in zip(x, y, strict=True)]
     return {name: torch.stack([row[1][1][name] for row in rows]) for name in weights}, torch.stack([row[0] for row in rows])
 
@@ -203,14 +203,14 @@ def squared_norm(gradient: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([g.square().sum() for g in gradient.values()]).sum()
 
 
-def is_close(found: Probed, expected: Probed) -> bool:
+def is_close(computed: Probed, expected: Probed) -> bool:
     """Return whether the results of `evaluate_test_problems` agree.
 
     The gradient of each parameter may differ by `AGREEMENT_TOLERANCE` times its norm, or times 1e-4 of the norm of all gradients
     together if that is larger. The derivative by x may differ by `5 * AGREEMENT_TOLERANCE` times its norm.
     """
-    gradients, slopes = (found[0], expected[0]), (found[1], expected[1])
+    gradients, slopes = (computed[0], expected[0]), (computed[1], expected[1])
     whole = squared_norm(gradients[1]).sqrt()
     pairs: list[tuple[Tensor, Tensor]] = [(gradients[0][name], g) for name, g in gradients[1].items()]
-    off = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
-    return off and bool((slopes[0] - slopes[1]).norm() <= AGREEMENT_TOLERANCE * 5 * slopes[1].norm())
+    gradients_agree = all(bool((f - e).norm() <= AGREEMENT_TOLERANCE * torch.maximum(e.norm(), 1e-4 * whole)) for f, e in pairs)
+    return gradients_agree and bool((slopes[0] - slopes[1]).norm() <= AGREEMENT_TOLERANCE * 5 * slopes[1].norm())

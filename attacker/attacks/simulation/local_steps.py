@@ -39,8 +39,8 @@ def build_stepped_gradient(
         at: Weights = weights
         update = {name: torch.zeros_like(w) for name, w in weights.items()}
         for rows in assign_rows(sizes, len(x)):
-            found = gradient(at, x[rows], y[rows], buffers)
-            change = optimiser.step({name: g for name, g in found.items() if name not in frozen}, at)
+            gradients = gradient(at, x[rows], y[rows], buffers)
+            change = optimiser.step({name: g for name, g in gradients.items() if name not in frozen}, at)
             update = {name: u + change[name] if name in change else u for name, u in update.items()}
             at = {name: w + update[name] for name, w in weights.items()}
         return convert_to_gradient(update, weights, training, len(sizes))

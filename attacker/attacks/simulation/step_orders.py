@@ -68,7 +68,7 @@ def search_order(
     best = _climb(start, sizes, measure, measured, classes)
     near = list(measured)
     if likely:
-        measured[start] = 0.0  # so that it is fitted first
+        best, measured[start] = start, 0.0  # so that it is fitted first
     fitted: dict[object, tuple[StepOrder, Fit]] = {}
     while fits > 0:
         new = {identify(order, sizes): order for order in sorted(near, key=measured.__getitem__, reverse=True)}
@@ -76,9 +76,9 @@ def search_order(
         chosen = sorted(chosen, key=measured.__getitem__)[: min(fits, FITTED_AT_ONCE)]
         if not chosen:
             break
-        fitted |= {identify(order, sizes): (order, one) for order, one in zip(chosen, fit(chosen), strict=True)}
+        fitted |= {identify(order, sizes): (order, misfit) for order, misfit in zip(chosen, fit(chosen), strict=True)}
         fits -= len(chosen)
-        best, _ = min(fitted.values(), key=lambda found: found[1].distance)
+        best, _ = min(fitted.values(), key=lambda pair: pair[1].distance)
         if likely and best == start:
             break
         near = list_neighbours(best, sizes, range(classes))
@@ -117,16 +117,16 @@ def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: Sequence[in
     pairs = [(a, b) for a, b in combinations(steps, 2) if a.start // len(order.labels) == b.start // len(order.labels)]
     exchanged = [[(p, q)] for a, b in pairs for p in a for q in b]
     exchanged += [list(zip(a, b, strict=True)) for a, b in pairs if len(a) == len(b) > 1]
-    found = []
+    neighbours = []
     for places in exchanged:
         examples = list(order.examples)
         for p, q in places:
             examples[p], examples[q] = examples[q], examples[p]
-        found.append(replace(order, examples=tuple(examples)))
+        neighbours.append(replace(order, examples=tuple(examples)))
     for index, label in enumerate(order.labels):
         others = [other for other in classes if other != label]
-        found += [replace(order, labels=(*order.labels[:index], other, *order.labels[index + 1 :])) for other in others]
-    return found
+        neighbours += [replace(order, labels=(*order.labels[:index], other, *order.labels[index + 1 :])) for other in others]
+    return neighbours
 
 
 def identify(order: StepOrder, sizes: Sequence[int]) -> object:

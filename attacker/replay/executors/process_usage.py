@@ -48,13 +48,13 @@ def count_oom_kills() -> dict[str, int]:
 
     The keys are paths. The dict is empty if there is no such file.
     """
-    found = {}
+    kills = {}
     for path in (PROC_FOLDER / "vmstat", CGROUP_FOLDER / "memory.events"):
         with suppress(OSError, ValueError):
             counts = dict(line.split() for line in path.read_text().splitlines())
             if "oom_kill" in counts:
-                found[str(path)] = int(counts["oom_kill"])
-    return found
+                kills[str(path)] = int(counts["oom_kill"])
+    return kills
 
 
 def describe_kill(megabytes: float | None, limit: float | None, kills_at_start: dict[str, int]) -> str:

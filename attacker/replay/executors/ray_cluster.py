@@ -43,12 +43,16 @@ def run_tasks(job: ReplayJob, tasks: Sequence[Task], address: str) -> Generator[
 
 
 @contextmanager
-def join_cluster(address: str) -> Iterator[None]:
+def join_cluster(address: str | None) -> Iterator[None]:
     """Connect this process to a Ray cluster for the duration of a `with` block.
 
     If the process is already connected to a cluster, that connection is used and stays open after the block.
-    address: see `run_tasks`. Raises RuntimeError if no cluster can be reached or started.
+    address: see `run_tasks`; with None, the block runs without a cluster.
+    Raises RuntimeError if no cluster can be reached or started.
     """
+    if address is None:
+        yield
+        return
     import ray
 
     is_new = not ray.is_initialized()
@@ -205,8 +209,8 @@ def run_remote_task(job: ReplayJob, task: Task, fingerprint: str, parcel: Parcel
             make_private((recording / name).parent)
             (recording / name).write_bytes(content)
         outcome = TaskRunner(replace(job, recording=str(recording), folder=str(folder))).run(task)
-        made = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
-        return outcome, {path.name: path.read_bytes() for path in made}
+        written = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".json")]
+        return outcome, {path.name: path.read_bytes() for path in written}
 
 
 def _can_see_files(job: ReplayJob, fingerprint: str) -> bool:
@@ -224,9 +228,9 @@ def read_parcel(recording: Recording, task: Task) -> Parcel:
     places = {place for member in task.members for place in member.rows}
     names = {make_path(round, name) for round, client in places for name in (client, "global")}
     names |= {"manifest.json", INDEX_FILE, JOURNAL_FILE}
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for name in sorted(names):
         if os.path.lexists(recording.folder / name):
             with open_file(recording.folder, name, limit=MAX_BYTES) as file:
-                found[name] = file.readall()
-    return found
+                contents[name] = file.readall()
+    return contents

@@ -106,9 +106,9 @@ class WorkerProcess(Generic[Message]):
 
     def measure_usage(self) -> Usage:
         """Return the memory and processor time of the worker and its descendants, see `Usage`."""
-        found = measure_usage(self.pid)
-        self._megabytes = found.megabytes or self._megabytes  # 0 once it is dead
-        return found
+        usage = measure_usage(self.pid)
+        self._megabytes = usage.megabytes or self._megabytes  # 0 once it is dead
+        return usage
 
     def end(self) -> None:
         """Kill the worker if it is alive, and close its pipes and files."""

@@ -58,11 +58,11 @@ class CaseBounds:
             except (NotBounded, DamagedFile) as error:
                 self._found[uses] = str(error)
             self._left -= monotonic() - started
-        found = self._found[uses]
-        if isinstance(found, str):
-            self.reasons[key] = found
+        bounds = self._found[uses]
+        if isinstance(bounds, str):
+            self.reasons[key] = bounds
             return {}
-        return found
+        return bounds
 
     def _bound(self, uses: Sequence[CaseObservation]) -> dict[int, float]:
         if self._left <= 0:

@@ -29,11 +29,11 @@ def load_holdings(
     Raises ValueError if truth does not describe a data set, if a data set's content differs from what truth refers to, or if the
     specifications (shape, classes, columns) of the sets differ.
     """
-    found: dict[str, Dataset] = {}
+    datasets: dict[str, Dataset] = {}
     for reader in readers:
         reader.check_described()
         expected = reader.dataset["content_hash"]
-        if expected in found:
+        if expected in datasets:
             continue
         try:
             data = _load_described(reader.dataset, override, beside=reader.folder.parent / "data")
@@ -45,9 +45,9 @@ def load_holdings(
                 f"the content of data set {data.name} differs from the data that the truth in {reader.folder} refers to; name "
                 "the right data set with --data"
             )
-        found[expected] = data
-    sets, starts = list(found.values()), dict[str, int]()
-    for name, data in found.items():
+        datasets[expected] = data
+    sets, starts = list(datasets.values()), dict[str, int]()
+    for name, data in datasets.items():
         starts[name] = sum(len(dataset.train.labels) for dataset in sets[: len(starts)])
         if data.spec != sets[0].spec:
             raise ValueError(

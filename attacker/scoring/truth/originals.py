@@ -53,13 +53,13 @@ def list_originals(used: Iterable[tuple[int, RoundUsage]]) -> list[Original]:
 
     used: pairs of a round and the examples used in it, in the order of the case's rounds.
     """
-    found: dict[int, Original] = {}
+    originals: dict[int, Original] = {}
     for round, usage in used:
         for batch, position, index in usage.examples:
-            known = found.setdefault(index, Original((round,), batch, position, index))
+            known = originals.setdefault(index, Original((round,), batch, position, index))
             if known.rounds[-1] != round:
-                found[index] = replace(known, rounds=(*known.rounds, round))
-    return list(found.values())
+                originals[index] = replace(known, rounds=(*known.rounds, round))
+    return list(originals.values())
 
 
 def count_places(used: Iterable[RoundUsage], epochs: int = 1) -> Counter[int]:

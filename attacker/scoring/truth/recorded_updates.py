@@ -74,10 +74,10 @@ class UpdateCheck:
         x, y = self._truth.data.train[indices]
         use = UsedExamples.select(seen, used.steps, indices)
         message = build_message(use, y)
-        made = message.simulate(x.double())
+        simulated = message.simulate(x.double())
         received = flatten_update(use.observation)
-        noise = float((message.std.double().expand_as(made) ** 2).sum().sqrt())
-        size, off = float(received.norm()), float((made - received).norm())
+        noise = float((message.std.double().expand_as(simulated) ** 2).sum().sqrt())
+        size, off = float(received.norm()), float((simulated - received).norm())
         if off <= MAX_DIFFERENCE * size or off <= MAX_NOISE_RATIO * noise:
             return ""
         return (

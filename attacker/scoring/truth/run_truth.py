@@ -76,6 +76,6 @@ class RunTruth:
         The client trained on one example of each pair. The result is empty if the client has no canaries.
         """
         for reader, start in zip(self._readers, self._starts, strict=True):
-            if found := reader.read_canaries(client):
-                return tuple((start + a, start + b) for a, b in found)
+            if canaries := reader.read_canaries(client):
+                return tuple((start + a, start + b) for a, b in canaries)
         return ()

@@ -73,14 +73,14 @@ def verdict(service: Service, id: Name) -> AuditVerdict:
 
     The job must be in the state "done".
     """
-    found = json.loads(_find_verdict(service, id).data.read_bytes())
+    content = json.loads(_find_verdict(service, id).data.read_bytes())
     return AuditVerdict(
-        grade=found["grade"],
-        scored=found["scored"],
-        seconds=found["seconds"],
-        findings=[AuditFinding(**{key: finding[key] for key in AuditFinding.__annotations__}) for finding in found["findings"]],  # type: ignore[typeddict-item]
-        passed=len(found["passed"]),
-        not_checked=len(found["not_checked"]),
+        grade=content["grade"],
+        scored=content["scored"],
+        seconds=content["seconds"],
+        findings=[AuditFinding(**{key: finding[key] for key in AuditFinding.__annotations__}) for finding in content["findings"]],  # type: ignore[typeddict-item]
+        passed=len(content["passed"]),
+        not_checked=len(content["not_checked"]),
         page=f"{API_PREFIX}/jobs/{id}/audit/page",
     )
 

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -19,11 +19,6 @@ JSON_TYPE = "application/json"
 PNG_TYPE = "image/png"
 
 
-class CachedResponse(NamedTuple):
-    content: bytes
-    kind: str
-
-
 class ResponseCache:
     """Cache of the newest response to each path and query.
 
@@ -32,7 +27,7 @@ class ResponseCache:
 
     def __init__(self) -> None:
         self._run = secrets.token_hex(3)
-        self._shelf: LRUCache[CachedResponse] = LRUCache(MAX_BYTES, lambda reply: len(reply.content) + 500)
+        self._shelf: LRUCache[bytes] = LRUCache(MAX_BYTES, lambda content: len(content) + 500)
 
     async def respond(self, request: Request, version: str, make: Callable[[], Any], *, kind: str = JSON_TYPE) -> Response:
         """Return the response to `request` from the cache, or make it if this version is not cached.
@@ -44,12 +39,12 @@ class ResponseCache:
         key = (request.url.path, request.url.query)
         tag = f'"{self._run}-{version}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-        reply = self._shelf.peek(key, version)
-        if reply is None:
-            reply = await run_in_threadpool(self._shelf.get, key, version, lambda before: _make_response(make, kind))
+        content = self._shelf.peek(key, version)
+        if content is None:
+            content = await run_in_threadpool(self._shelf.get, key, version, lambda previous: _make_content(make))
         if tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        return Response(reply.content, media_type=reply.kind, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
 
     @property
     def bytes(self) -> int:
@@ -69,9 +64,9 @@ def make_tagged_response(request: Request, content: bytes, kind: str, headers: d
     return Response(content, media_type=kind, headers=headers)
 
 
-def _make_response(make: Callable[[], Any], kind: str) -> CachedResponse:
+def _make_content(make: Callable[[], Any]) -> bytes:
     value = make()
-    return CachedResponse(value if isinstance(value, bytes) else _encode_json(value), kind)
+    return value if isinstance(value, bytes) else _encode_json(value)
 
 
 def _encode_json(value: Any) -> bytes:

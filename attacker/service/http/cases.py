@@ -1,6 +1,6 @@
 """Routes of the cases of attacks: their states, examples, and images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -28,7 +28,7 @@ from attacker.service.index.attack_folders import CaseEntry, Source, make_file_p
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import WholeReconstruction, read_whole
-from attacker.service.schemas.cases import CaseDetails, CaseExample, Cases, CaseSummary
+from attacker.service.schemas.cases import CaseDetails, CaseExample, Cases, CaseSummary, NullExample
 
 router = APIRouter(
     prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -212,29 +212,25 @@ def _list_examples(run: CatalogueRun, facts: CaseEntry, answer: _Answer, null: _
     if run.manifest is None:
         return []
     data = run.manifest.data
-    images_shown = data.is_image
+    is_scored = any(row.state != "waiting" for row in answer.rows)
 
-    def read_paired(rows: list[ShownScore]) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.read_paired_rows(run.folder, rows, data)
+    def list_examples(answer: _Answer, nulls: Mapping[Any, NullExample]) -> list[tuple[Any, CaseExample]]:
+        """Return pairs of the key of an example, its `ShownScore.place` or its index if nothing is scored, and the example."""
+        file, cells = make_file_path(answer.source, facts.key), dict[int, ExamplePair]()
+        if is_scored:
+            rows = [row for row in answer.rows if row.state != "waiting"]
+            if not data.is_image:
+                cells = images.read_paired_rows(run.folder, rows, data)
+            scored = views.describe_scored(rows, answer.links, cells, images=data.is_image, nulls=nulls)
+            return [(row.place, example) for row, example in zip(rows, scored, strict=True)]
+        if answer.whole is None:
+            return []
+        if not data.is_image:
+            cells = images.read_rows(run.folder, file, answer.whole, data)
+        return list(enumerate(views.describe_found(answer.whole, answer.links, cells, images=data.is_image, nulls=nulls)))
 
-    def read_values(answer: _Answer, whole: WholeReconstruction) -> dict[int, ExamplePair]:
-        return {} if images_shown else images.read_rows(run.folder, make_file_path(answer.source, facts.key), whole, data)
-
-    rows = [row for row in answer.rows if row.state != "waiting"]
-    if rows:
-        beside = {}
-        if null is not None:
-            guessed = [row for row in null.rows if row.state != "waiting"]
-            beside = views.describe_scored_nulls(guessed, null.links, read_paired(guessed), images=images_shown)
-        return list(views.describe_scored(rows, answer.links, read_paired(rows), images=images_shown, nulls=beside))
-    if answer.whole is None:
-        return []
-    found = {}
-    if null is not None and null.whole is not None:
-        found = views.describe_found_nulls(null.whole, null.links, read_values(null, null.whole), images=images_shown)
-    return list(
-        views.describe_found(answer.whole, answer.links, read_values(answer, answer.whole), images=images_shown, nulls=found)
-    )
+    nulls = {} if null is None else {key: views.reduce_to_null(example) for key, example in list_examples(null, {})}
+    return [example for _, example in list_examples(answer, nulls)]
 
 
 def _get_data(run: CatalogueRun) -> Any:

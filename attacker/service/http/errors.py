@@ -103,9 +103,9 @@ def _find_argument(message: str, spec: Any) -> list[str]:
 
     The list is only ["arguments"] if the message names none of the arguments in the request. spec: content of the request.
     """
-    given = spec.get("arguments") if isinstance(spec, dict) else None
-    given = given if isinstance(given, dict) else {}
-    named = [name for name in given if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
+    arguments = spec.get("arguments") if isinstance(spec, dict) else None
+    arguments = arguments if isinstance(arguments, dict) else {}
+    named = [name for name in arguments if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
     return ["arguments", *named[:1]]
 
 

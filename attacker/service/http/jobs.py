@@ -41,8 +41,8 @@ def jobs(
 
     A response holds up to `limit` jobs. Its `next`, passed as `after`, gets the jobs that follow; it is null if there are none.
     """
-    found = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
-    return Jobs(items=found[:limit], next=found[limit - 1].id if len(found) > limit else None)
+    listed = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
+    return Jobs(items=listed[:limit], next=listed[limit - 1].id if len(listed) > limit else None)
 
 
 @router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE)

@@ -157,8 +157,8 @@ def _check_change(method: str, headers: Headers, settings: ServiceSettings) -> N
 
 
 def _has_token(headers: Headers, keys: Keys) -> bool:
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and keys.is_token(given.strip())
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and keys.is_token(token.strip())
 
 
 def read_session(headers: Mapping[str, str], settings: ServiceSettings, keys: Keys | None) -> str:
@@ -193,15 +193,15 @@ def _read_headers(scope: Scope) -> Headers:
     Raises RefusedRequest if the headers are too long together, or if Host, Origin, Authorization, Content-Type or Content-Length
     is repeated.
     """
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
         raise RefusedRequest(400, f"the headers are longer than {MAX_HEADERS} bytes")
     for raw, value in scope["headers"]:
         name = raw.decode("latin-1").lower()
-        if name in found and name in ("host", "origin", "authorization", "content-type", "content-length"):
+        if name in headers and name in ("host", "origin", "authorization", "content-type", "content-length"):
             raise RefusedRequest(400, f"the header {name} is given twice")
-        found[name] = f"{found[name]}; {value.decode('latin-1')}" if name in found else value.decode("latin-1")
-    return found
+        headers[name] = f"{headers[name]}; {value.decode('latin-1')}" if name in headers else value.decode("latin-1")
+    return headers
 
 
 def _read_cookie(header: str, name: str) -> str:

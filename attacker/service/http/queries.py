@@ -49,16 +49,16 @@ def check_parameters(request: Request) -> None:
             raise RequestError(f"{name[:100]}: this route has no such query parameter", field=name[:100], known=known)
 
 
-def complete_client(given: str | None, known: Collection[str]) -> str | None:
+def complete_client(client: str | None, known: Collection[str]) -> str | None:
     """Return the full name of a client, given its name or a unique beginning of it; None for None.
 
-    given: the text in the request; if no name in `known` begins with it, it is returned unchanged. known: full names. Raises
-    RequestError if `given` is not itself a name and several names begin with it.
+    client: the text in the request; if no name in `known` begins with it, it is returned unchanged. known: full names. Raises
+    RequestError if `client` is not itself a name and several names begin with it.
     """
-    if given is None:
+    if client is None:
         return None
     try:
-        (name,) = complete_names([given], known)
+        (name,) = complete_names([client], known)
     except ValueError as error:
         raise RequestError(str(error), field="client") from None
     return name
@@ -72,14 +72,14 @@ def cut_page(
     items: sorted by key. after: a key, which need not be the key of an item; None for the first page. cursor: maps the last item
     of a page to the text from which the client requests the next page.
     """
-    found: list[T] = []
+    page: list[T] = []
     for item in items:
         if after is not None and key(item) <= after:
             continue
-        if len(found) == limit:
-            return found, cursor(found[-1])
-        found.append(item)
-    return found, None
+        if len(page) == limit:
+            return page, cursor(page[-1])
+        page.append(item)
+    return page, None
 
 
 def parse_cursor(after: str | None) -> tuple[int, str] | None:

@@ -106,28 +106,28 @@ class Catalogue:
     def scan(self) -> Changes:
         """Find changes on disk since the last scan, and return them."""
         with self._looking:
-            found, changes = find_runs(self.settings.folder), Changes()
+            listing, changes = find_runs(self.settings.folder), Changes()
             runs: dict[str, CatalogueRun] = {}
-            for id, folder in found.runs.items():
-                before = self._runs.get(id)
-                run = runs[id] = self._scan_folder(id, folder, before)
-                if run is not before:
+            for id, folder in listing.runs.items():
+                previous = self._runs.get(id)
+                run = runs[id] = self._scan_folder(id, folder, previous)
+                if run is not previous:
                     changes.changed.append(run)
-                    changes.arrived += _find_arrived(run, before)
+                    changes.arrived += _find_arrived(run, previous)
             changes.removed = sorted(self._runs.keys() - runs.keys())
-            self._keep(runs, tuple(found.trouble))
+            self._keep(runs, tuple(listing.trouble))
             return changes
 
     def scan_run(self, id: str) -> Changes:
         """Find changes of the run `id` since its last scan, and return them; no changes if it is unknown or no longer exists."""
         with self._looking:
-            changes, before = Changes(), self._runs.get(id)
-            if before is None or not is_run(before.folder):
+            changes, previous = Changes(), self._runs.get(id)
+            if previous is None or not is_run(previous.folder):
                 return changes
-            run = self._scan_folder(id, before.folder, before)
-            if run is not before:
+            run = self._scan_folder(id, previous.folder, previous)
+            if run is not previous:
                 changes.changed.append(run)
-                changes.arrived += _find_arrived(run, before)
+                changes.arrived += _find_arrived(run, previous)
                 self._keep({**self._runs, id: run}, self.trouble)
             return changes
 
@@ -185,10 +185,10 @@ class Catalogue:
         """
         if name not in run.sources:
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
-        found = self._load_source(run, name)
-        if isinstance(found, str):
-            raise UnknownName(f"the attack {name!r} on {run.id} cannot be shown: {found}")
-        return found
+        source = self._load_source(run, name)
+        if isinstance(source, str):
+            raise UnknownName(f"the attack {name!r} on {run.id} cannot be shown: {source}")
+        return source
 
     def get_scores(self, run: CatalogueRun) -> Scores:
         """Return the scores as a dict from the folder of an attack to a dict from case to the scores of its examples.
@@ -222,12 +222,12 @@ class Catalogue:
 
         Scores are only checked if the service was given the truth of this run (which examples each client trained on).
         """
-        found = [*run.summary["trouble"], *self._read_training(run)[1]]
+        messages = [*run.summary["trouble"], *self._read_training(run)[1]]
         if run.summary["truth"]:
-            found += self._read_scores(run)[1]
+            messages += self._read_scores(run)[1]
         for source in self._read_sources(run):
-            found += [source] if isinstance(source, str) else source.trouble
-        return list(dict.fromkeys(found))
+            messages += [source] if isinstance(source, str) else source.trouble
+        return list(dict.fromkeys(messages))
 
     def _read_scores(self, run: CatalogueRun) -> tuple[Scores, list[str]]:
         return self._scores.get(run.id, run.marks["scores"], lambda before: read_scores(run.folder))

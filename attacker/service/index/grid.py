@@ -19,19 +19,19 @@ STATE_ORDER: tuple[ShownState, ...] = ("none", "done", "failed", "interrupted", 
 
 
 class CellVerdict(NamedTuple):
-    """The result of one attack on one observation, the update of a client in a round.
+    """The result of one attack on one observation, the update of a client in a round; the defaults stand for no attack.
 
     cases: keys of the attack's cases that use the observation; the other values are over these cases. success, psnr: share of
     their examples of this round that was recovered, and mean PSNR in dB; None without scores. confidence: see
     `_average_confidence`.
     """
 
-    source: str
-    cases: tuple[str, ...]
-    state: ShownState
-    success: float | None
-    psnr: float | None
-    confidence: float | None
+    source: str | None = None
+    cases: tuple[str, ...] = ()
+    state: ShownState = "none"
+    success: float | None = None
+    psnr: float | None = None
+    confidence: float | None = None
 
     @property
     def leak(self) -> float | None:
@@ -47,15 +47,28 @@ def make_grid(rows: Mapping[int, Sequence[Row]], sources: Sequence[Source], scor
     nulls: results among which the null of each attack is looked for.
     """
     verdicts = [_collect_verdicts(source, scores.get(source.name, {})) for source in sources]
-    beside = {source.name: find_null(source, nulls) for source in sources}
-    guessed = {null.name: _collect_verdicts(null, scores.get(null.name, {})) for null in beside.values() if null}
+    pairs = [(source.name, null) for source in sources if (null := find_null(source, nulls)) is not None]
+    null_verdicts = {name: _collect_verdicts(null, scores.get(null.name, {})) for name, null in pairs}
 
     def make_cell(row: Row) -> GridCell:
         place = row.round, row.client
-        found = [by_place[place] for by_place in verdicts if place in by_place]
-        worst = max(found, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=None)
-        null = beside[worst.source] if worst else None
-        return _make_cell(row, found, worst, guessed[null.name].get(place) if null else None)
+        cell_verdicts = [by_place[place] for by_place in verdicts if place in by_place]
+        worst = max(cell_verdicts, key=lambda verdict: -1.0 if verdict.leak is None else verdict.leak, default=CellVerdict())
+        null = null_verdicts.get(worst.source or "", {}).get(place, CellVerdict())
+        return GridCell(
+            client=row.client,
+            round=row.round,
+            status=row.status,
+            cases=list(worst.cases),
+            attack=worst.source,
+            leak=worst.leak,
+            success=worst.success,
+            psnr=worst.psnr,
+            null_success=null.success,
+            null_psnr=null.psnr,
+            confidence=worst.confidence,
+            state=max((verdict.state for verdict in cell_verdicts), key=STATE_ORDER.index, default="none"),
+        )
 
     cells = [make_cell(row) for number in sorted(rows) for row in rows[number]]
     clients = sorted({cell["client"] for cell in cells}, key=lambda name: (name == SUM_CLIENT, name))
@@ -77,30 +90,35 @@ def compute_leakage(source: Source, scores: Mapping[str, Sequence[ShownScore]]) 
 
 
 def _compute_leak(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> Leak:
-    rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
-    answers = [source.answers[key] for key in keys if key in source.answers]
+    rows, verdict = _select_rows(number, keys, scores), _make_verdict(source, number, keys, scores)
     return Leak(
         attack=source.name,
         spec=source.spec,
         null=source.null,
         round=number,
-        examples=sum(row.is_finished for row in rows) or sum(answer.examples for answer in answers),
-        success=average_success(rows),
-        psnr=average_psnr(rows),
-        confidence=_average_confidence(source, keys),
+        examples=sum(row.is_finished for row in rows)
+        or sum(source.answers[key].examples for key in keys if key in source.answers),
+        success=verdict.success,
+        psnr=verdict.psnr,
+        confidence=verdict.confidence,
     )
 
 
+def _select_rows(number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> list[ShownScore]:
+    """Return the scores of the examples of round `number` in the cases `keys`."""
+    return [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
+
+
 def _collect_verdicts(source: Source, scores: Mapping[str, Sequence[ShownScore]]) -> dict[tuple[int, str], CellVerdict]:
-    found: dict[tuple[int, str], list[str]] = {}
+    keys_by_place: dict[tuple[int, str], list[str]] = {}
     for case in source.cases.values():
         for number in case.rounds:
-            found.setdefault((number, case.client), []).append(case.key)
-    return {place: _make_verdict(source, place[0], keys, scores) for place, keys in found.items()}
+            keys_by_place.setdefault((number, case.client), []).append(case.key)
+    return {place: _make_verdict(source, place[0], keys, scores) for place, keys in keys_by_place.items()}
 
 
 def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapping[str, Sequence[ShownScore]]) -> CellVerdict:
-    rows = [row for key in keys for row in scores.get(key, ()) if number in row.rounds]
+    rows = _select_rows(number, keys, scores)
     return CellVerdict(
         source=source.name,
         cases=tuple(keys),
@@ -119,21 +137,3 @@ def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
     """
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)
-
-
-def _make_cell(row: Row, verdicts: Sequence[CellVerdict], worst: CellVerdict | None, null: CellVerdict | None) -> GridCell:
-    states: list[ShownState] = [verdict.state for verdict in verdicts]
-    return GridCell(
-        client=row.client,
-        round=row.round,
-        status=row.status,
-        cases=list(worst.cases) if worst else [],
-        attack=worst.source if worst else None,
-        leak=worst.leak if worst else None,
-        success=worst.success if worst else None,
-        psnr=worst.psnr if worst else None,
-        null_success=null.success if null else None,
-        null_psnr=null.psnr if null else None,
-        confidence=worst.confidence if worst else None,
-        state=max(states, key=STATE_ORDER.index, default="none"),
-    )

@@ -135,7 +135,7 @@ def _write_sentence(
         return verdicts.sentence
     if not states["done"]:
         return "Attacks run, and nothing is finished yet: what leaks is not known."
-    found = sum(answer.examples for source in attacks for answer in source.answers.values())
+    reconstructed = sum(answer.examples for source in attacks for answer in source.answers.values())
     why = "nothing is scored yet" if truth else "nothing could be scored, because this service was given no truth"
-    text = f"{found:,} example{'s were' if found != 1 else ' was'} reconstructed, and {why}"
+    text = f"{reconstructed:,} example{'s were' if reconstructed != 1 else ' was'} reconstructed, and {why}"
     return f"{text}: their similarity to the originals is not known."

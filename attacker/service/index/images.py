@@ -61,13 +61,13 @@ def read_rows(run: Path, file: str, whole: WholeReconstruction, data: DataSpec) 
     first example that cannot be read. file: path of the case's reconstruction, relative to `run`. whole: the content of this file
     without its examples.
     """
-    found = {}
+    pairs = {}
     for number in range(min(whole.answer.examples, MAX_ROWS)):
         try:
-            found[number] = _read_alone(run, file, number, data)
+            pairs[number] = _read_alone(run, file, number, data)
         except NoImage:
             break
-    return found
+    return pairs
 
 
 def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) -> dict[int, ExamplePair]:
@@ -76,14 +76,14 @@ def read_paired_rows(run: Path, scores: Sequence[ShownScore], data: DataSpec) ->
     The result is a dict from the position of an example in `scores` to the pair. It has no entry for an example without a pair
     file, or whose file cannot be opened. If a file holds no valid table row, only the field `problem` of its pair is set.
     """
-    found = {}
+    pairs = {}
     for number, score in enumerate(scores[:MAX_ROWS]):
         try:
             if score.pair is not None:
-                found[number] = _read_pair(run, score.pair, data)
+                pairs[number] = _read_pair(run, score.pair, data)
         except NoImage:
             continue
-    return found
+    return pairs
 
 
 def _read_alone(run: Path, file: str, number: int, data: DataSpec) -> ExamplePair:

@@ -84,7 +84,7 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
     Also returns messages about rows that cannot be used. There are no rows if the file is missing.
     """
     trouble: list[str] = []
-    found: dict[str, dict[str, list[ShownScore]]] = {}
+    scores: dict[str, dict[str, list[ShownScore]]] = {}
     sources: dict[tuple[Any, ...], dict[bool, str]] = {}
     wrong = 0
     for row in read_lines(run, "scores.jsonl", trouble):
@@ -94,16 +94,16 @@ def read_scores(run: Path) -> tuple[Scores, list[str]]:
         except (KeyError, TypeError, ValueError):
             wrong += 1
             continue
-        found.setdefault(source, {}).setdefault(score.case, []).append(score)
+        scores.setdefault(source, {}).setdefault(score.case, []).append(score)
     for pair in sources.values():
         if len(pair) == 2:
-            _fill_failures(found[pair[False]], found[pair[True]])
+            _fill_failures(scores[pair[False]], scores[pair[True]])
     if wrong:
         trouble.append(f"scores.jsonl: {'1 row does' if wrong == 1 else f'{wrong} rows do'} not hold valid scores; score again")
-    for cases in found.values():
+    for cases in scores.values():
         for rows in cases.values():
             rows.sort(key=lambda row: (row.rounds, row.batch, row.position, row.example))
-    return found, trouble
+    return scores, trouble
 
 
 def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, Any]]:

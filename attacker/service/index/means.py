@@ -44,7 +44,7 @@ def count_finished(scores: Sequence[ShownScore]) -> int:
 
 
 def _average_by_example(values: Iterable[tuple[int, float]]) -> float | None:
-    found: dict[int, list[float]] = {}
+    values_by_example: dict[int, list[float]] = {}
     for index, value in values:
-        found.setdefault(index, []).append(value)
-    return mean(sum(values) / len(values) for values in found.values())
+        values_by_example.setdefault(index, []).append(value)
+    return mean(sum(values) / len(values) for values in values_by_example.values())

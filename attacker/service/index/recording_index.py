@@ -90,10 +90,12 @@ def read_index(folder: Path, previous: Index | None) -> Index:
         return Index(damage={0: (format_error(error, folder),)})
     changed = {number for number, marks in rounds.items() if previous.rounds.get(number) != marks} | {0}
     damage = {number: messages for number, messages in previous.damage.items() if number in rounds and number not in changed}
-    found: dict[int, list[str]] = {}
-    _read_rows(recording, changed - {0} if previous.rounds else None, found, folder)
+    problems_by_round: dict[int, list[str]] = {}
+    _read_rows(recording, changed - {0} if previous.rounds else None, problems_by_round, folder)
     return Index(
-        rounds=rounds, clients=clients, damage={**damage, **{number: tuple(problems) for number, problems in found.items()}}
+        rounds=rounds,
+        clients=clients,
+        damage={**damage, **{number: tuple(problems) for number, problems in problems_by_round.items()}},
     )
 
 
@@ -127,9 +129,9 @@ class IndexedRows(NamedTuple):
 
 def _read_rounds(folder: Path) -> dict[int, tuple[Any, ...]]:
     query = "SELECT round, count(*), sum(bytes), max(attempt), sum(status = 'complete'), max(received_at) FROM observations"
-    found = query_index(folder, f"{query} GROUP BY round ORDER BY round")
-    check_counts(folder, [values[:5] for values in found])
-    return {values[0]: values[1:] for values in found}
+    rows = query_index(folder, f"{query} GROUP BY round ORDER BY round")
+    check_counts(folder, [values[:5] for values in rows])
+    return {values[0]: values[1:] for values in rows}
 
 
 def _read_rows(

@@ -33,20 +33,20 @@ def find_runs(root: Path) -> RunListing:
     A run in a folder whose path has characters that ids cannot have is only reported in `trouble`. Hidden folders, links, and
     folders inside a run are not searched, and not more than `MAX_FOLDERS` in total.
     """
-    found, looked = RunListing(), 0
+    listing, looked = RunListing(), 0
     for folder in _walk_folders(root, MAX_FOLDER_DEPTH):
         looked += 1
         if looked > MAX_FOLDERS:
-            found.trouble.append(f"there are more than {MAX_FOLDERS} folders below the root: the rest is not looked at")
+            listing.trouble.append(f"there are more than {MAX_FOLDERS} folders below the root: the rest is not looked at")
             break
         if not is_run(folder):
             continue
         if (name := find_id(root, folder)) is None:
-            found.trouble.append(f"{shorten(folder.name)}: a run's folder is named by letters, digits, '-', '_' and '.' only")
+            listing.trouble.append(f"{shorten(folder.name)}: a run's folder is named by letters, digits, '-', '_' and '.' only")
         else:
-            found.runs[name] = folder
-    found.runs = dict(sorted(found.runs.items()))
-    return found
+            listing.runs[name] = folder
+    listing.runs = dict(sorted(listing.runs.items()))
+    return listing
 
 
 def is_run(folder: Path) -> bool:

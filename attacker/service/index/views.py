@@ -85,10 +85,10 @@ def describe_attacks(sources: Sequence[Source], scores: Scores, verdicts: RunVer
     nulls = {null.name: source for source in sources if (null := find_null(source, sources)) is not None}
     results = []
     for source in sources:
-        own, attack = scores.get(source.name, {}), nulls.get(source.name)
+        own_scores, attack = scores.get(source.name, {}), nulls.get(source.name)
         whose = scores.get(attack.name, {}) if attack is not None else {}
-        counted = {key for key, rows in (whose or own).items() if any(row.is_finished for row in rows)}
-        results.append(_describe_attack(source, own, counted, verdicts.by_source.get(source.name)))
+        counted = {key for key, rows in (whose or own_scores).items() if any(row.is_finished for row in rows)}
+        results.append(_describe_attack(source, own_scores, counted, verdicts.by_source.get(source.name)))
     return results
 
 
@@ -216,8 +216,8 @@ def describe_found(
     whole:  the reconstruction of the case. links: addresses of its images. images: whether the data are images.
     cells:  for table rows, a dict from the index of a reconstructed example to its values, which may lack examples; empty for
             images.
-    nulls:  dict from the index of a reconstructed example to the example with this index that the attack's null reconstructed,
-            see `describe_found_nulls`.
+    nulls:  dict from the index of a reconstructed example to the example with this index that the attack's null reconstructed.
+            Pages show both side by side, although they need not be of the same original.
     """
     for n, (label, confidence) in enumerate(zip(whole.labels, whole.confidence, strict=True)):
         place = whole.places.get(n)
@@ -278,49 +278,16 @@ def describe_scored(
         )
 
 
-def describe_scored_nulls(
-    scores: Sequence[ShownScore], links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
-) -> dict[Place, NullExample]:
-    """Return a dict from `ShownScore.place`, the key of a true example, to what the attack's null reconstructed for this example.
-
-    scores, links, cells: as in `describe_scored`, but of the null. If the null has no reconstruction of the example, the entry
-    has neither an image nor values.
-    """
-    return {
-        row.place: NullExample(
-            image=links.to("pairs", n) if row.pair is not None and images else None,
-            values=None if images or n not in cells else _list_reconstructed(cells[n]),
-            label=row.label,
-            success=row.success,
-            psnr=row.psnr,
-        )
-        for n, row in enumerate(scores)
-    }
-
-
-def describe_found_nulls(
-    whole: WholeReconstruction, links: PictureLinks, cells: Mapping[int, ExamplePair], *, images: bool
-) -> dict[int, NullExample]:
-    """Return a dict from the index of an example in the null's reconstruction of a case to this example.
-
-    It is for cases without scores. Pages then show the examples of the attack and of its null with equal indices side by side,
-    although they need not be of the same original. whole, links, cells: as in `describe_found`, but of the null.
-    """
-    return {
-        n: NullExample(
-            image=links.to("images", n) if images else None,
-            values=None if images or n not in cells else _list_reconstructed(cells[n]),
-            label=str(label),
-            success=None,
-            psnr=None,
-        )
-        for n, label in enumerate(whole.labels)
-    }
-
-
-def _list_reconstructed(pair: ExamplePair) -> dict[str, str]:
-    """Return a dict from the name of each variable of a reconstructed table row to its value as text."""
-    return {cell.column: cell.reconstruction for cell in pair.cells}
+def reduce_to_null(example: CaseExample) -> NullExample:
+    """Return what is shown of an example of a null beside the attack's example."""
+    values = example["values"]
+    return NullExample(
+        image=example["image"],
+        values=None if values is None else {value["column"]: value["reconstruction"] for value in values},
+        label=example["label"],
+        success=example["success"],
+        psnr=example["psnr"],
+    )
 
 
 def _list_values(pair: ExamplePair) -> list[TableValue]:

@@ -74,10 +74,10 @@ class Queue:
 
     def get(self, id: str) -> Job:
         """Return the job with the id `id`. Raises UnknownJob."""
-        found = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
-        if not found:
+        rows = self.store.read("SELECT * FROM jobs WHERE id = ?", id)
+        if not rows:
             raise UnknownJob(f"there is no job {id!r}")
-        return make_job(found[0])
+        return make_job(rows[0])
 
     def list(
         self, state: JobState | None = None, recording: str | None = None, limit: int = 100, after: str | None = None
@@ -100,15 +100,15 @@ class Queue:
         return [make_job(row) for row in rows]
 
     def _get_number(self, id: str) -> int:
-        found = self.store.read("SELECT number FROM jobs WHERE id = ?", id)
-        if not found:
+        rows = self.store.read("SELECT number FROM jobs WHERE id = ?", id)
+        if not rows:
             raise UnknownJob(f"there is no job {id!r}")
-        return int(found[0][0])
+        return int(rows[0][0])
 
     def count_states(self) -> dict[str, int]:
         """Return a dict from each of `JOB_STATES` to the number of jobs in this state."""
-        found = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
-        return {state: found.get(state, 0) for state in JOB_STATES}
+        counts = {row[0]: row[1] for row in self.store.read("SELECT state, count(*) FROM jobs GROUP BY state")}
+        return {state: counts.get(state, 0) for state in JOB_STATES}
 
     def get_version(self) -> int:
         """Return the value of a counter that increases with every change of a job."""

@@ -1,7 +1,6 @@
 """Execution of an audit as a job: checks of a recording, attacks on some of its updates, and a verdict in files."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +58,8 @@ class AuditWork:
         if task.model is not None:
             models.admit(task.model, name=Recording(run / "recording").manifest.model.name)
         self.watch(0.0, "checking the recording")
-        with ray_cluster.join_cluster(task.ray) if task.ray is not None else nullcontext():
-            found = audit(
+        with ray_cluster.join_cluster(task.ray):
+            result = audit(
                 run,
                 seconds=spec.seconds,
                 truth=[Path(folder) for folder in task.truth],
@@ -68,9 +67,9 @@ class AuditWork:
                 run_replay=self._replay,
                 on_plan=self._receive_plan,
             )
-        self.scored = found.scored
+        self.scored = result.scored
         for path in make_audit_paths(Path(task.audit)):
-            write(found, run, path)
+            write(result, run, path)
 
     def _receive_plan(self, plan: "Sequence[PlannedAttack | NotChecked]") -> None:
         from attacker.audit.plan import PlannedAttack
@@ -112,8 +111,8 @@ class AuditProgress:
         """
         names = list(self.seconds)
         place, total = names.index(attack.name), max(sum(self.seconds.values()), 1e-9)
-        before = sum(self.seconds[name] for name in names[:place])
-        done = before + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
+        earlier = sum(self.seconds[name] for name in names[:place])
+        done = earlier + self.seconds[attack.name] * (attack.null + share) / (1 + self.nulls)
         which = f"{attack.name}, null" if attack.null else attack.name
         left = describe_seconds(total - done)
         message = f"attack {place + 1} of {len(names)}: {which}; {left} left at most{'; ' if message else ''}{message}"

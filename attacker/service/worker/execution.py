@@ -1,7 +1,6 @@
 """Execution of one job in a worker: an audit, or an attack, its null if requested, and scoring if there is truth."""
 
 import traceback
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -89,22 +88,14 @@ class _JobRun:
             models.admit(self.task.model, name=recording.manifest.model.name)
         kinds = (False, True) if spec.null else (False,)
         self.replays = [self._replay(spec, recording, null=null) for null in kinds]
-        with self._join_cluster():
+        needs_cluster = self.task.ray is not None and any(count_done(replay) != len(replay.plan.cases) for replay in self.replays)
+        with ray_cluster.join_cluster(self.task.ray if needs_cluster else None):
             for number, replay in enumerate(self.replays):
                 self._run(replay, number)
                 first = self.summaries[0]
                 if not first.done + first.skipped:
                     reasons = "; ".join(dict.fromkeys(first.failed.values())) or "the recording holds none"
                     raise RuntimeError(f"no case could be attacked: {reasons}")
-
-    def _join_cluster(self) -> AbstractContextManager[None]:
-        """Return a context in which the process is connected to the job's Ray cluster.
-
-        It does nothing if the job has no cluster, or if earlier attempts finished all cases.
-        """
-        if self.task.ray is None or all(count_done(replay) == len(replay.plan.cases) for replay in self.replays):
-            return nullcontext()
-        return ray_cluster.join_cluster(self.task.ray)
 
     def _replay(self, spec: JobSpec, recording: Recording, *, null: bool) -> Replay:
         task = self.task

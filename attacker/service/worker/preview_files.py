@@ -123,5 +123,5 @@ class Painter:
 def _to_bytes(x: Tensor) -> NDArray[np.uint8]:
     """Convert images (N, C, H, W) to (N, H, W, C) in 8 bit: clamped to [0, 1], scaled by 255 and rounded; NaN becomes 0."""
     eight = (x.detach().nan_to_num(0.0).clamp(0, 1) * 255).round().byte()
-    found: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
-    return found
+    result: NDArray[np.uint8] = eight.permute(0, 2, 3, 1).numpy()
+    return result

@@ -47,14 +47,14 @@ def run_replay(replay: Replay, watch: Watch, summaries: list[ReplaySummary]) -> 
     watch: callback for the progress. After an interruption, the results so far are added before KeyboardInterrupt is raised, with
     a note of how many searches were stopped.
     """
-    before = count_done(replay)
+    done_before = count_done(replay)
     try:
         replayed = replay.run(watch)
     except KeyboardInterrupt:
         stopped = sum(read_case(replay.folder, case.key)[1] == "interrupted" for case in replay.plan.cases)
-        done = count_done(replay) - before
+        done = count_done(replay) - done_before
         notes = [f"{STOPPED_CASES}: {stopped}"] if stopped else []
-        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=done, skipped=before, notes=notes)))
+        summaries.append(_make_result(replay, ReplayResult(replay.folder, done=done, skipped=done_before, notes=notes)))
         raise
     summaries.append(_make_result(replay, replayed))
     return replayed

@@ -53,28 +53,28 @@ def _measure_local_epochs(options: Options) -> tuple[list[ResultRow], ResultRow]
     steps, rows = (2 if options.quick else 300), []
     for passing, epochs, rate in [(1, 2, 0.003)] if options.quick else [(1, 5, 0.003), (1, 5, 0.01), (2, 2, 0.003)]:
         count = 1 if options.quick else 4
-        found = load_images(options, "cifar10", passing * count)
-        cases = _make_trained_cases(found, passing, epochs, rate, options.seed)
+        images = load_images(options, "cifar10", passing * count)
+        cases = _make_trained_cases(images, passing, epochs, rate, options.seed)
         for way, settings in LOCAL_STEP_SETTINGS.items():
             attack = cpl(tv=TV_WEIGHT, steps=steps).copy_with(**settings)
             columns = {"examples": passing, "local epochs": epochs, "learning rate": rate, "by": way}
-            rows.append(columns | _make_row(attack, cases, found, passing, options))
+            rows.append(columns | _make_row(attack, cases, images, passing, options))
     return rows, {"surrogate_gain_db": rows[1]["psnr"] - rows[0]["psnr"]}
 
 
-def _make_trained_cases(found: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
+def _make_trained_cases(images: Images, passing: int, epochs: int, rate: float, seed: int) -> list[Case]:
     """Return one case (a client's update to attack) for each group of `passing` images.
 
     The client trains on its group for `epochs` epochs with learning rate `rate`, in batches of one image, in a new order in each
     epoch.
     """
-    of = make_client("lenet_cpl", found.data, seed=seed)
+    of = make_client("lenet_cpl", images.data, seed=seed)
     of = replace(of, training=replace(of.training, learning_rate=rate, batch_size=1, steps=None, epochs=epochs))
     rng = torch.Generator().manual_seed(seed + 5)
     cases = []
-    for first in range(0, len(found), passing):
+    for first in range(0, len(images), passing):
         rows = [first + i for _ in range(epochs) for i in torch.randperm(passing, generator=rng).tolist()]
-        cases.append(of.make_case([(found.x[i : i + 1], found.y[i : i + 1]) for i in rows], f"case-{first}"))
+        cases.append(of.make_case([(images.x[i : i + 1], images.y[i : i + 1]) for i in rows], f"case-{first}"))
     return cases
 
 
@@ -100,14 +100,14 @@ def _measure_wrong_link(options: Options) -> tuple[list[ResultRow], ResultRow]:
     return rows, {"robust_gain_db": rows[5]["psnr"] - rows[3]["psnr"]}
 
 
-def _make_row(attack: Any, cases: Sequence[Case], found: Images, passing: int, options: Options) -> ResultRow:
+def _make_row(attack: Any, cases: Sequence[Case], images: Images, passing: int, options: Options) -> ResultRow:
     """Attack the cases; return mean PSNR, PSNR of each image, share of recovered images, and CPU-seconds per image.
 
-    passing: number of images in each case. found: the original images of all cases.
+    passing: number of images in each case. images: the original images of all cases.
     """
     answers, seconds = run_attack(attack, cases, options)
-    guesses = match_images(answers, found.x.split(passing))
-    values = psnr(guesses, found.x).tolist()
+    guesses = match_images(answers, images.x.split(passing))
+    values = psnr(guesses, images.x).tolist()
     each = " ".join(f"{value:.1f}" for value in values)
-    success = float(is_recovered(guesses, found.x, found.data).float().mean())
-    return {"psnr": mean(values), "each": each, "recovered": success, "cpu_seconds": seconds / len(found)}
+    success = float(is_recovered(guesses, images.x, images.data).float().mean())
+    return {"psnr": mean(values), "each": each, "recovered": success, "cpu_seconds": seconds / len(images)}

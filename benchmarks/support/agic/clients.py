@@ -21,14 +21,14 @@ class ResNetFederation:
         training = Training(learning_rate=1e-4, batch_size=1, steps=1)
         self.client = replace(make_client(name, data, seed=options.seed), training=training)
 
-    def observe_client(self, found: Images, rows: Sequence[int], *, round: int) -> Observation:
+    def observe_client(self, images: Images, rows: Sequence[int], *, round: int) -> Observation:
         """Return what the server receives after the client's step on one batch from the present global weights.
 
-        The global weights stay as they are. rows: indices in `found` of the images of the batch; these indices are
+        The global weights stay as they are. rows: indices in `images` of the images of the batch; these indices are
         appended to the client's name.
         """
         client = replace(self.client, training=replace(self.client.training, batch_size=len(rows)))
-        update = client.compute_update([(found.x[list(rows)], found.y[list(rows)])])
+        update = client.compute_update([(images.x[list(rows)], images.y[list(rows)])])
         return client.observe(update, round, f"client-{'-'.join(map(str, rows))}", (), len(rows))
 
     def train(self, options: Options, steps: int, apart: Images, *, batch: int = 16, learning_rate: float = 0.01) -> None:

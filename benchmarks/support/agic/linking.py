@@ -37,18 +37,18 @@ def measure_linking(options: Options) -> tuple[list[ResultRow], ResultRow]:
         count, few, pre_steps = (
             (batch, batch, 1) if options.quick else (1000, 1000, 2000) if large else (50 * batch, 4 + 4 * batch, 30)
         )
-        found = load_images(options, "cifar100", count)
-        by_features, seconds = _describe_rounds(options, found, batch, "features", 1)
+        images = load_images(options, "cifar100", count)
+        by_features, seconds = _describe_rounds(options, images, batch, "features", 1)
         for matching in ("assignment", "greedy"):
-            rate = _measure_rate(found, by_features, _draw_order(options, count, batch), matching, "own")
-            rows.append(_make_row(found, batch, f"features, {matching}", rate, seconds))
+            rate = _measure_rate(images, by_features, _draw_order(options, count, batch), matching, "own")
+            rows.append(_make_row(images, batch, f"features, {matching}", rate, seconds))
         summary |= {f"matching_b{batch}": rows[-2]["matched"]}
-        found = load_images(options, "cifar100", few)
-        by_images, seconds = _describe_rounds(options, found, batch, "images", pre_steps)
+        images = load_images(options, "cifar100", few)
+        by_images, seconds = _describe_rounds(options, images, batch, "images", pre_steps)
         for matching, rule in (("greedy", "lists"), ("assignment", "own")):
-            rate = _measure_rate(found, by_images, _draw_order(options, few, batch), matching, rule)
+            rate = _measure_rate(images, by_images, _draw_order(options, few, batch), matching, rule)
             method = "greedy as published" if matching == "greedy" else "assignment, own labels"
-            rows.append(_make_row(found, batch, f"images of {pre_steps} iterations, {method}", rate, seconds))
+            rows.append(_make_row(images, batch, f"images of {pre_steps} iterations, {method}", rate, seconds))
         summary |= {f"matching_b{batch}_greedy": rows[-2]["matched"]}
         rows += [
             {"source": "AGIC, table V", "batch": batch, "by": by, "matched": value} for by, value in PAPER_MATCHES[batch].items()
@@ -63,7 +63,7 @@ def _draw_order(options: Options, count: int, batch: int) -> list[list[int]]:
 
 
 def _describe_rounds(
-    options: Options, found: Images, batch: int, compare: ComparedBy, pre_steps: int
+    options: Options, images: Images, batch: int, compare: ComparedBy, pre_steps: int
 ) -> tuple[list[RoundDescription], float]:
     """Return what the attack links rounds by: one description for each round; and CPU-seconds per round.
 
@@ -71,10 +71,10 @@ def _describe_rounds(
     reconstructed "images". pre_steps: iterations of the search that reconstructs these images.
     """
     describer = Describer(agic(signed=True, tv=1e-4, **PUBLISHED_SEARCH).matching, compare, pre_steps, options.device)
-    federation = ResNetFederation(options, found.data)
+    federation = ResNetFederation(options, images.data)
     described, spent = [], 0.0
-    for number, rows in enumerate(_draw_order(options, len(found), batch), start=1):
-        observation = federation.observe_client(found, rows, round=number)
+    for number, rows in enumerate(_draw_order(options, len(images), batch), start=1):
+        observation = federation.observe_client(images, rows, round=number)
         with measure_cpu() as clock:
             described += describer(Case((observation,)), torch.Generator().manual_seed(options.seed), None, None)
         spent += clock.seconds
@@ -83,7 +83,7 @@ def _describe_rounds(
 
 
 def _measure_rate(
-    found: Images, described: Sequence[RoundDescription], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
+    images: Images, described: Sequence[RoundDescription], order: Sequence[Sequence[int]], matching: Matching, rule: Filter
 ) -> float:
     """Return the share of the second epoch's examples that are paired with the same image in the first epoch.
 
@@ -92,14 +92,14 @@ def _measure_rate(
     an example with a wrong inferred label counts as a wrong pair. rule: which pairs of examples may be linked, by their inferred
     labels; see `compute_pair_costs`.
     """
-    cost = compute_pair_costs(described, rule=rule).cost[len(found) :, : len(found)]
+    cost = compute_pair_costs(described, rule=rule).cost[len(images) :, : len(images)]
     pairs = match_greedily(cost) if matching == "greedy" else match_optimally(cost)
-    held = [i for rows in order for i in sorted(rows, key=lambda i: int(found.y[i]))]
+    held = [i for rows in order for i in sorted(rows, key=lambda i: int(images.y[i]))]
     read = [label for one in described for label in one.labels.tolist()]
-    held = [i if int(found.y[i]) == label else -1 - at for at, (i, label) in enumerate(zip(held, read, strict=True))]
-    return sum(held[len(found) + row] == held[column] for row, column in pairs) / len(found)
+    held = [i if int(images.y[i]) == label else -1 - at for at, (i, label) in enumerate(zip(held, read, strict=True))]
+    return sum(held[len(images) + row] == held[column] for row, column in pairs) / len(images)
 
 
-def _make_row(found: Images, batch: int, by: str, rate: float, seconds: float) -> ResultRow:
-    data = {"source": "measured", "data": found.name, "images": len(found)}
+def _make_row(images: Images, batch: int, by: str, rate: float, seconds: float) -> ResultRow:
+    data = {"source": "measured", "data": images.name, "images": len(images)}
     return {**data, "batch": batch, "by": by, "matched": rate, "cpu_seconds_a_round": seconds}

@@ -83,15 +83,15 @@ def _measure_federation(options: Options, noise: float, folder: Path) -> ResultR
     run = folder / f"canaries-{noise:g}"
     engines.run(FederationRun(experiment=validate(settings, source="canaries"), out=run, client_seed=1), engine="local")
     accounted = float(read_metrics(run)[-1]["privacy"]["epsilon"])
-    found = guess_canaries(Scorer(run, [run / "truth"]), Recording(run / "recording"), epsilon=accounted, delta=DELTA)
-    assert found is not None
-    bound = partial(bound_epsilon_of_independent_guesses, found.right_of_all, found.canaries, delta=DELTA)
+    guesses = guess_canaries(Scorer(run, [run / "truth"]), Recording(run / "recording"), epsilon=accounted, delta=DELTA)
+    assert guesses is not None
+    bound = partial(bound_epsilon_of_independent_guesses, guesses.right_of_all, guesses.canaries, delta=DELTA)
     return {
         "kind": "canaries",
         "federation": f"digits, dp_sgd(max_norm=0.5, noise={noise:g}), 4 rounds",
-        "canaries": found.canaries,
+        "canaries": guesses.canaries,
         "epsilon": accounted,
-        "right": found.right_of_all,
-        "overlap": found.overlap,
-        "ratio of medians": bound(overlap=found.overlap) / accounted,
+        "right": guesses.right_of_all,
+        "overlap": guesses.overlap,
+        "ratio of medians": bound(overlap=guesses.overlap) / accounted,
     }

@@ -14,7 +14,7 @@ from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching.priors import Belief, Prior
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
 from attacker.attacks.matching.warm_starts import WarmStart
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.bounds import FisherInformation, GaussianPrior, UsedExamples, bound_error, build_message
 from attacker.reconstruction import Reconstruction
 from attacker.scoring.statistics import mean
@@ -168,12 +168,12 @@ def _attack(attack: GradientMatching | ClosedForm, cases: Sequence[Case], option
     return list(run_attack(attack, cases, options)[0])
 
 
-def _measure_error(found: Reconstruction, x: Tensor) -> float:
+def _measure_error(answer: Reconstruction, x: Tensor) -> float:
     """Return the mean squared error of the first reconstructed image, but at least `MIN_ERROR`.
 
     If nothing was found, return the variance of a pixel, which is the expected error of guessing the prior's mean.
     """
-    return max(float((found.x[:1] - x).square().mean()) if len(found.x) else DEVIATION**2, MIN_ERROR)
+    return max(float((answer.x[:1] - x).square().mean()) if len(answer.x) else DEVIATION**2, MIN_ERROR)
 
 
 def _bound(case: Case, x: Tensor, y: Tensor, prior: GaussianPrior) -> float:

@@ -104,30 +104,30 @@ def attack_cell(cell: Cell, options: Options, *, part: Part, skip: int) -> Itera
     if cell.null:
         attack = attack.null()
     try:
-        found = attack(made, rng=torch.Generator().manual_seed(options.seed))
+        answers = attack(made, rng=torch.Generator().manual_seed(options.seed))
     except ValueError as error:
         print(f"{cell}: {error}")
         return
     for case, x in zip(made, truth, strict=True):
-        one = next(one for one in found if one.case == case.key)
+        one = next(answer for answer in answers if answer.case == case.key)
         yield judge_reconstruction(cell, one, x, data)
 
 
-def judge_reconstruction(cell: Cell, found: Reconstruction, truth: Tensor, data: Images) -> JudgedReconstruction:
+def judge_reconstruction(cell: Cell, answer: Reconstruction, truth: Tensor, data: Images) -> JudgedReconstruction:
     """Score one reconstruction as `attacker.scoring` does: only its `len(truth)` best examples are compared.
 
     The best are those that the attack itself ranks first. With several rounds per case, the route is "joint over rounds", except
     for a null. truth: the original examples (N, *shape) of the case.
     """
-    found = keep_first(found, len(truth))
-    x, order = clean_examples(found.x, data.data), assign_reconstructions(found.x.nan_to_num().clamp(0, 1), truth)
+    answer = keep_first(answer, len(truth))
+    x, order = clean_examples(answer.x, data.data), assign_reconstructions(answer.x.nan_to_num().clamp(0, 1), truth)
     own = [(candidate, i) for i, candidate in enumerate(order) if candidate is not None]
     chosen = [candidate for candidate, _ in own]
     right = is_recovered(x[chosen], truth[[i for _, i in own]], data.data).tolist()
-    route = "joint over rounds" if cell.rounds > 1 and not cell.null else found.route
-    evidence = {name: [values[c] for c in chosen] for name, values in found.evidence.items()}
-    explained = found.explained if found.explained is not None else torch.zeros(len(found.x))
-    confidence = found.confidence[chosen].tolist()
+    route = "joint over rounds" if cell.rounds > 1 and not cell.null else answer.route
+    evidence = {name: [values[c] for c in chosen] for name, values in answer.evidence.items()}
+    explained = answer.explained if answer.explained is not None else torch.zeros(len(answer.x))
+    confidence = answer.confidence[chosen].tolist()
     cell = replace(cell, data=data.name)
     return JudgedReconstruction(cell, route, data.data.is_image, evidence, confidence, explained[chosen].tolist(), right)
 
@@ -142,11 +142,11 @@ def draw_examples(cell: Cell, options: Options, *, part: Part, skip: int) -> Ima
         return _draw_noise(count, options.seed + skip)
     if cell.data in TABULAR_DATA_SETS:
         return _load_rows(cell.data, options, count, part=part, skip=skip)
-    found = load_images(options, cell.data, count, part=part, skip=skip)
+    images = load_images(options, cell.data, count, part=part, skip=skip)
     if cell.half or cell.side:
-        x = avg_pool2d(found.x, 2) if cell.half else interpolate(found.x, size=(cell.side, cell.side), mode="area")
-        found = replace(found, x=x, data=replace(found.data, shape=tuple(x.shape[1:])))
-    return found.of_two_classes() if cell.two_classes else found
+        x = avg_pool2d(images.x, 2) if cell.half else interpolate(images.x, size=(cell.side, cell.side), mode="area")
+        images = replace(images, x=x, data=replace(images.data, shape=tuple(x.shape[1:])))
+    return images.of_two_classes() if cell.two_classes else images
 
 
 def _draw_noise(count: int, seed: int) -> Images:
@@ -194,7 +194,7 @@ def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], 
 
 def _change_count(case: Case, examples: int) -> Case:
     """Return a copy of a case whose client reports another number of examples."""
-    return Case(tuple(replace(one, num_examples=examples) for one in case.observations))
+    return Case(tuple(replace(observation, num_examples=examples) for observation in case.observations))
 
 
 def _choose_loss(cell: Cell) -> str:

@@ -72,7 +72,7 @@ def summarise_answers(answers: Sequence[JudgedReconstruction]) -> tuple[list[Res
         "ece_route": max(errors, key=errors.__getitem__, default=None),
         "ece_all": measure_calibration_error(*everything),
         "brier_all": brier(*everything),
-        "examples": sum(len(one.recovered) for one in answers),
+        "examples": sum(len(answer.recovered) for answer in answers),
         "cases": len(answers),
         "undecided": compute_undecided_share(answers),
     }
@@ -95,7 +95,7 @@ def group_by_route(answers: Sequence[JudgedReconstruction]) -> Mapping[str, tupl
 
 def compute_undecided_share(answers: Sequence[JudgedReconstruction], route: str = "") -> float:
     """Return the share of examples without a confidence. route: a key of `group_by_route`; by default, all are counted."""
-    of_all = [isnan(p) for one in answers if route in ("", _name_group(one)) for p in one.confidence]
+    of_all = [isnan(p) for answer in answers if route in ("", _name_group(answer)) for p in answer.confidence]
     return sum(of_all) / max(1, len(of_all))
 
 

@@ -210,9 +210,9 @@ def fit_logistic(x: Floats, y: Floats, features: Sequence[str], count: Floats) -
         return float(value), np.append(z.T @ off + 2 * penalty * p[:-1], off.sum())
 
     bounds = [(None, 0.0) if name in LOWER_IS_BETTER_FEATURES else (0.0, None) for name in features]
-    found = minimize(compute_loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
-    weights = found[:-1] / spread
-    return weights, float(found[-1] - weights @ middle)
+    solution = minimize(compute_loss, np.zeros(len(features) + 1), jac=True, bounds=[*bounds, (None, None)], method="L-BFGS-B").x
+    weights = solution[:-1] / spread
+    return weights, float(solution[-1] - weights @ middle)
 
 
 def _predict_left_out(

@@ -1,9 +1,10 @@
 """Calibration of the rule that gives up hopeless searches, for tuning.py and calibration.py.
 
-The rule (`attacker.attacks.optimisers.descent.Stop`) stops a search if, after certain iterations, its best loss is above a limit,
-relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss stays
-near the loss of grey images (`attacker.attacks.optimisers.stalls.Stall`). A search succeeds if it recovers an example. Searches
-that run to their end without the rule are enough to evaluate it, because the rule changes nothing in a search before stopping it.
+The rule (`attacker.attacks.optimisers.stopping.Stop`) stops a search if, after certain iterations, its best loss is above a
+limit, relative to the loss at the start, and also above `unexplained`, relative to the loss of a zero gradient; or if its loss
+stays near that of grey images (`attacker.attacks.optimisers.stopping.Stall`). A search succeeds if it recovers an example.
+Searches that run to their end without the rule are enough to evaluate it, because the rule changes nothing in a search before
+stopping it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from attacker.attacks import Case, GradientMatching, inverting_gradients
 from attacker.attacks.matching.case_batch import PLAIN_GREY
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.optimisers.first_order import Adam
-from attacker.attacks.optimisers.stalls import INVERTING_STALL
+from attacker.attacks.optimisers.stopping import INVERTING_STALL
 from attacker.scoring.statistics import estimate_share
 
 ITERATIONS = (3, 6, 10, 15, 30, 45, 60, 120)
@@ -119,15 +120,15 @@ def measure_give_up(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
     There is a row for each maximum number of iterations. The summary holds the share of the successful searches that the rule
     stops, the upper end of its 95 % interval, and the number of successful searches.
     """
-    found = run_unstopped(options, "report")
-    rows = [{"steps": steps, **_judge_searches(found, steps)} for steps in SEARCH_STEPS]
-    successes = [one.find_stop() > 0 for one in found if one.recovered]
+    searches = run_unstopped(options, "report")
+    rows = [{"steps": steps, **_judge_searches(searches, steps)} for steps in SEARCH_STEPS]
+    successes = [search.find_stop() > 0 for search in searches if search.recovered]
     wrongly = estimate_share([float(one) for one in successes], range(len(successes)))
     return rows, {"stopped_wrongly": wrongly.value, "stopped_wrongly_high": wrongly.high, "successful_searches": len(successes)}
 
 
-def _judge_searches(found: Sequence[UnstoppedSearch], steps: int) -> dict[str, Any]:
-    right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
+def _judge_searches(searches: Sequence[UnstoppedSearch], steps: int) -> dict[str, Any]:
+    right, wrong = ([s for s in searches if s.steps == steps and s.recovered is kind] for kind in (True, False))
     stopped = [iteration for one in wrong if (iteration := one.find_stop())]
     return {
         "searches": len(right) + len(wrong),
@@ -148,10 +149,10 @@ def measure_early_losses(options: Options) -> tuple[list[ResultRow], dict[str, A
     are their numbers, largest_fall is the largest `UnstoppedSearch.get_fall` of the successful ones, and failed_slower the
     number of failed ones whose `UnstoppedSearch.get_fall` is larger.
     """
-    found = run_unstopped(options, "tuning")
+    searches = run_unstopped(options, "tuning")
     rows = []
     for steps in SEARCH_STEPS:
-        right, wrong = ([one for one in found if one.steps == steps and one.recovered is kind] for kind in (True, False))
+        right, wrong = ([s for s in searches if s.steps == steps and s.recovered is kind] for kind in (True, False))
         for after in ITERATIONS:
             early = [[e for one in own if (e := one.get_early_loss(after))] for own in (right, wrong)]
             falls = [[f for one in own if (f := one.get_fall(after))] for own in (right, wrong)]
@@ -178,7 +179,7 @@ def run_unstopped(options: Options, part: Part) -> list[UnstoppedSearch]:
 
     part: the part of the data that the examples come from. With --quick there are four searches.
     """
-    found: list[UnstoppedSearch] = []
+    searches: list[UnstoppedSearch] = []
     for steps in SEARCH_STEPS:
         cells = [
             Cell(
@@ -189,8 +190,8 @@ def run_unstopped(options: Options, part: Part) -> list[UnstoppedSearch]:
         if options.quick:
             cells = [replace(cell, cases=2) for cell in cells[:2]] if steps == min(SEARCH_STEPS) else []
         for _, cell, at in place_cells([("", cell) for cell in cells]):
-            found += _search_cell(cell, options, part, at)
-    return found
+            searches += _search_cell(cell, options, part, at)
+    return searches
 
 
 def _search_cell(cell: Cell, options: Options, part: Part, skip: int) -> Iterator[UnstoppedSearch]:

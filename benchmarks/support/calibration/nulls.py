@@ -99,13 +99,13 @@ def _make_cases(attack: Attack) -> list[Case]:
         rows = list(labels[:size])
         case = of.make_case([(x[rows], torch.tensor(rows))], "c")
         rounds.append(replace(case.observations[0], round=number))
-    return [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((one,)) for one in rounds]
+    return [Case(tuple(rounds))] if Need.SAME_CLIENT in attack.needs else [Case((observation,)) for observation in rounds]
 
 
 def _change_update(case: Case, change: Callable[[Tensor], Tensor]) -> Case:
     """Return a copy of a case in which each tensor of every update is replaced by the result of `change`."""
     sent = [{name: change(u) for name, u in observation.update.items()} for observation in case.observations]
-    changed = [replace(one, payload=encode(update)) for one, update in zip(case.observations, sent, strict=True)]
+    changed = [replace(observation, payload=encode(update)) for observation, update in zip(case.observations, sent, strict=True)]
     return Case(tuple(changed))
 
 

@@ -72,10 +72,10 @@ def _summarise_coverage(rows: Sequence[ResultRow]) -> ResultRow:
     """
     summary: ResultRow = {}
     for kind in ("share", "mean"):
-        found = [row["coverage"] for row in rows if row["of"].startswith(kind)]
-        low, high = sum(value < 0.92 for value in found), sum(value > 0.98 for value in found)
-        summary |= {f"coverage_{kind}": float(np.mean(found)), f"coverage_{kind}_min": min(found)}
-        summary |= {f"coverage_{kind}_max": max(found), f"{kind}_designs_below": low, f"{kind}_designs_above": high}
+        coverages = [row["coverage"] for row in rows if row["of"].startswith(kind)]
+        low, high = sum(value < 0.92 for value in coverages), sum(value > 0.98 for value in coverages)
+        summary |= {f"coverage_{kind}": float(np.mean(coverages)), f"coverage_{kind}_min": min(coverages)}
+        summary |= {f"coverage_{kind}_max": max(coverages), f"{kind}_designs_below": low, f"{kind}_designs_above": high}
     return summary
 
 
@@ -86,11 +86,11 @@ def _summarise_shares(every: Sequence[tuple[int, float, float]]) -> ResultRow:
     "usual_cells" for pairs with at least 8 clusters and a share from 0.1 to 0.9.
     """
     usual = [held for count, value, held in every if count >= 8 and 0.1 <= value <= 0.9]
-    found: ResultRow = {}
+    summary: ResultRow = {}
     for name, held in (("cells", [one[2] for one in every]), ("usual_cells", usual)):
-        found |= {name: len(held), f"{name}_below": sum(h < 0.92 for h in held), f"{name}_above": sum(h > 0.98 for h in held)}
-        found |= {f"{name}_min": min(held, default=None)}
-    return found
+        summary |= {name: len(held), f"{name}_below": sum(h < 0.92 for h in held), f"{name}_above": sum(h > 0.98 for h in held)}
+        summary |= {f"{name}_min": min(held, default=None)}
+    return summary
 
 
 def draw_successes(rng: np.random.Generator, shape: tuple[int, int, int], correlation: float, value: float) -> NDArray[Any]:
@@ -115,8 +115,8 @@ def measure_coverage(samples: NDArray[Any], true: float, estimate: Callable[...,
     samples: (repetitions, clusters, size). estimate: function of the values and the cluster of each value.
     """
     clusters = np.repeat(np.arange(samples.shape[1]), samples.shape[2]).tolist()
-    found = [estimate(sample.ravel(), clusters) for sample in samples]
-    return float(np.mean([one.low <= true <= one.high for one in found]))
+    intervals = [estimate(sample.ravel(), clusters) for sample in samples]
+    return float(np.mean([interval.low <= true <= interval.high for interval in intervals]))
 
 
 # --- verdicts ---
@@ -141,13 +141,13 @@ def measure_verdicts(options: Options) -> tuple[list[ResultRow], ResultRow]:
     with measure_cpu() as clock:
         judged = [*_judge_synthetic(options), *_judge_real(options)]
     rows = []
-    for kind in dict.fromkeys((one.source, one.design, one.truth) for one in judged):
-        own = [one for one in judged if (one.source, one.design, one.truth) == kind]
+    for kind in dict.fromkeys((judgement.source, judgement.design, judgement.truth) for judgement in judged):
+        own = [judgement for judgement in judged if (judgement.source, judgement.design, judgement.truth) == kind]
         wrong = sum(one.is_wrong for one in own)
         rows.append({"source": kind[0], "design": kind[1], "truth": kind[2], "cases": len(own), "wrong": wrong})
     summary: ResultRow = {}
     for truth, key in (("no leak", "false_leak"), ("leak", "false_no_leak")):
-        own = [one for one in judged if one.truth == truth]
+        own = [judgement for judgement in judged if judgement.truth == truth]
         for source in ("", "synthetic", "real"):
             some = [one for one in own if source in one.source]
             name = f"{key}_{source}" if source else key
@@ -264,7 +264,7 @@ def _judge_real(options: Options) -> Iterator[JudgedVerdict]:
 
 
 def _judge_attack(
-    clients: "_Clients", attack: AttackCall, found: Answers, null: Answers, gallery: Gallery
+    clients: "_Clients", attack: AttackCall, answers: Answers, null: Answers, gallery: Gallery
 ) -> Iterator[JudgedVerdict]:
     """Yield verdicts of `attack` against a null on those groups of clients for which the truth is "leak".
 
@@ -272,14 +272,14 @@ def _judge_attack(
     clients finds a leak in this score, else 0. The truth is "leak" if, in at least one score, this gain is as large as the gain
     that the verdict on the group states to be detectable. For the closed form, which recovers the image of every client, the
     truth is "leak" in every group.
-    found, null: reconstructed images and labels of each client, by the attack and by the null.
+    answers, null: reconstructed images and labels of each client, by the attack and by the null.
     """
     everyone = range(len(clients.x))
-    whole = judge_attack(clients.score_part(found, everyone, gallery), clients.score_part(null, everyone, gallery))
+    whole = judge_attack(clients.score_part(answers, everyone, gallery), clients.score_part(null, everyone, gallery))
     gains = {one.score: abs(one.difference.value) for one in whole.comparisons if one.difference and one.leaks}
     for size in RUN_SIZES:
         for part in _split_clients(len(everyone), size, 3):
-            verdict = judge_attack(clients.score_part(found, part, gallery), clients.score_part(null, part, gallery))
+            verdict = judge_attack(clients.score_part(answers, part, gallery), clients.score_part(null, part, gallery))
             seen = any(gains.get(score, 0.0) >= least for score, least in verdict.detectable.items())
             if seen or attack == EXACT_ATTACK:
                 design = f"{clients.name}, {clients.model}, {size} clients, {attack[0]}{' behind noise' * bool(clients.defense)}"
@@ -298,10 +298,10 @@ def _load_gallery(options: Options, name: str) -> Gallery:
     Scoring counts how many gallery images are nearer to the reconstruction than the original is. No client has an image of this
     part, but embedded data, which replace a missing file, have no parts.
     """
-    found = load_images(options, name, 60 if options.quick else GALLERY_IMAGES, part="tuning")
-    examples = Examples(values=found.x.numpy(), labels=found.y.numpy())
-    names = tuple(map(str, range(found.data.num_classes)))
-    return Gallery.of(Dataset(name=name, spec=found.data, class_names=names, train=examples, test=examples))
+    images = load_images(options, name, 60 if options.quick else GALLERY_IMAGES, part="tuning")
+    examples = Examples(values=images.x.numpy(), labels=images.y.numpy())
+    names = tuple(map(str, range(images.data.num_classes)))
+    return Gallery.of(Dataset(name=name, spec=images.data, class_names=names, train=examples, test=examples))
 
 
 @dataclass(frozen=True)
@@ -334,16 +334,16 @@ class _Clients:
         network, own = make_client(self.model, self.images.data, seed=self.options.seed), self.images
         batches = [(own.x[i : i + 1], own.y[i : i + 1]) for i in range(self.count)]
         cases = [network.make_case([batch], f"{self.name}-{i}", self.defense) for i, batch in enumerate(batches)]
-        found = built(cases, rng=torch.Generator().manual_seed(1000 * self.options.seed + seed))
-        return [(one.x.nan_to_num().clamp(0, 1), one.y) for one in found]
+        answers = built(cases, rng=torch.Generator().manual_seed(1000 * self.options.seed + seed))
+        return [(answer.x.nan_to_num().clamp(0, 1), answer.y) for answer in answers]
 
-    def score_part(self, found: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
+    def score_part(self, answers: Answers, part: range, gallery: Gallery) -> list[ScoreRow]:
         """Return a score row, with the fields that a verdict needs, for each client whose index is in `part`.
 
-        found: reconstructed images and labels of each of all clients.
+        answers: reconstructed images and labels of each of all clients.
         """
         own = self.images
-        return [_make_row(found[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
+        return [_make_row(answers[i], own.x[i : i + 1], int(own.y[i]), i, own.data, gallery) for i in part]
 
 
 def _make_row(answer: tuple[Tensor, Tensor], truth: Tensor, label: int, i: int, data: DataSpec, gallery: Gallery) -> ScoreRow:

@@ -40,8 +40,8 @@ class Originals:
         """
         rows = []
         for name, attack in attacks.items():
-            found, seconds = run_attack(attack, self.cases, options)
-            numbers = make_row(found, self.x, self.y, seconds, self.data.data)
+            answers, seconds = run_attack(attack, self.cases, options)
+            numbers = make_row(answers, self.x, self.y, seconds, self.data.data)
             columns = {"settings": describe_settings(attack), "part": self.data.part, "source": "measured"}
             rows.append({"data": self.data.name, **labels, "attack": name, **columns, **numbers})
         return rows
@@ -78,12 +78,12 @@ def load_data_sets(options: Options, names: Sequence[str], count: int) -> list[I
     Data shipped with this project replace a missing image data set, and are returned once, even if they replace several. A
     missing table is left out.
     """
-    found: dict[str, Images] = {}
+    images: dict[str, Images] = {}
     for name in names[:1] if options.quick else names:
         one = load_table(options, name, count) if name in ("adult", "breast_cancer") else load_images(options, name, count)
         if one is not None:
-            found.setdefault(one.name, one)
-    return list(found.values())
+            images.setdefault(one.name, one)
+    return list(images.values())
 
 
 def load_table(options: Options, name: str, count: int) -> Images | None:

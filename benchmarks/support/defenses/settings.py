@@ -54,16 +54,16 @@ def list_attacks(entry: Entry | None, *, batch: int, cohort: int | None, quick: 
     """
     if entry is None and cohort:
         return {"exact": AttackSpec(name="exact", arguments=SINGLE_EXAMPLE_ATTACKS["exact"][1])}
-    found = {}
+    attacks = {}
     for name, (attack, arguments) in (SUM_ATTACKS if cohort else BATCH_ATTACKS if batch > 1 else SINGLE_EXAMPLE_ATTACKS).items():
         arguments = {**arguments, "steps": 3} if quick and "steps" in arguments else arguments
         if entry is None or cohort or name not in DEFENSE_AWARE_ATTACKS:
-            found[name] = AttackSpec(name=attack, arguments=arguments)
+            attacks[name] = AttackSpec(name=attack, arguments=arguments)
             continue
         for knows in (False, True):
             label = f"{name} {'knowing' if knows else 'ignoring'}"
-            found[label] = AttackSpec(name=attack, arguments={**arguments, "knows_defense": knows})
-    return found
+            attacks[label] = AttackSpec(name=attack, arguments={**arguments, "knows_defense": knows})
+    return attacks
 
 
 def describe_attacks(attacks: Mapping[str, AttackSpec]) -> dict[str, str]:

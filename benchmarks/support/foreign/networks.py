@@ -24,8 +24,8 @@ class QuickstartNet(nn.Module):
         x = x.view(-1, 16 * 5 * 5)
         x = F.relu(self.fc1(x))
         x = F.relu(self.fc2(x))
-        found: Tensor = self.fc3(x)
-        return found
+        logits: Tensor = self.fc3(x)
+        return logits
 
 
 class TutorialNet(QuickstartNet):
@@ -35,8 +35,8 @@ class TutorialNet(QuickstartNet):
         x = self.pool(F.relu(self.conv1(x)))
         x = self.pool(F.relu(self.conv2(x)))
         x = torch.flatten(x, 1)
-        found: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
-        return found
+        logits: Tensor = self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+        return logits
 
 
 class MnistNet(nn.Module):
@@ -68,8 +68,8 @@ class RowLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out, _ = self.lstm(x.unsqueeze(-1))
-        found: Tensor = self.head(out[:, -1])
-        return found
+        logits: Tensor = self.head(out[:, -1])
+        return logits
 
 
 class RowMLP(nn.Sequential):
@@ -103,8 +103,8 @@ class ResidualNet(nn.Module):
         x = self.conv2(torch.cat([x, skip], dim=1))
         x = F.relu_(x)[:, :, ::2, 1::2]
         x = F.adaptive_avg_pool2d(x, 4)
-        found: Tensor = self.head(x.reshape(x.size(0), -1))
-        return found
+        logits: Tensor = self.head(x.reshape(x.size(0), -1))
+        return logits
 
 
 class AttentionNet(nn.Module):
@@ -129,8 +129,8 @@ class AttentionNet(nn.Module):
         weights = (q @ k.transpose(-2, -1) / 8**0.5).softmax(dim=-1)
         x = x + self.project((weights @ v).transpose(1, 2).reshape(n, -1, 16))
         x = self.encoder(x)
-        found: Tensor = self.head(x[:, 0])
-        return found
+        logits: Tensor = self.head(x[:, 0])
+        return logits
 
 
 class TiedNet(nn.Module):
@@ -153,8 +153,8 @@ class TiedNet(nn.Module):
         x = torch.tanh(self.shared(x)) + torch.tanh(self.shared(x.flip(-1)))
         flat = x.view(len(x), -1, 4).flatten(1)[:, : 6 * 4 * 4]
         back = F.linear(torch.sigmoid(self.down(flat)), self.down.weight.t())
-        found: Tensor = self.head(self.up(back))
-        return found
+        logits: Tensor = self.head(self.up(back))
+        return logits
 
 
 class HardNet(nn.Module):
@@ -171,8 +171,8 @@ class HardNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.hardswish(self.conv(x))
         x = x * self.scale(x)
-        found: Tensor = self.head(x.mean([2, 3]))
-        return found
+        logits: Tensor = self.head(x.mean([2, 3]))
+        return logits
 
 
 class _Square(torch.autograd.Function):
@@ -205,8 +205,8 @@ class OwnCodeNet(nn.Module):
         x = _Square.apply(x)
         if float(x.detach().abs().max()) > 1e6:
             x = x / 2
-        found: Tensor = self.second(x)
-        return found
+        logits: Tensor = self.second(x)
+        return logits
 
 
 class CheckpointedNet(nn.Module):
@@ -223,8 +223,8 @@ class CheckpointedNet(nn.Module):
         x = torch.sigmoid(self.conv(x))
         x = checkpoint_sequential(self.blocks, 2, x, use_reentrant=False)
         x = checkpoint(self._apply_last, x, use_reentrant=False)
-        found: Tensor = self.head(x)
-        return found
+        logits: Tensor = self.head(x)
+        return logits
 
     def _apply_last(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.last(x.flatten(1)))
@@ -241,8 +241,8 @@ class OffloadedNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autograd.graph.save_on_cpu():
             x = torch.sigmoid(self.first(x.flatten(1)))
-        found: Tensor = self.second(x)
-        return found
+        logits: Tensor = self.second(x)
+        return logits
 
 
 class TwoInputNet(nn.Module):
@@ -254,8 +254,8 @@ class TwoInputNet(nn.Module):
         self.row = nn.Linear(4, 10)
 
     def forward(self, image: Tensor, row: Tensor) -> Tensor:
-        found: Tensor = self.image(image.flatten(1)) + self.row(row)
-        return found
+        logits: Tensor = self.image(image.flatten(1)) + self.row(row)
+        return logits
 
 
 def alexnet() -> nn.Module:

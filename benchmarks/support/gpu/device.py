@@ -43,7 +43,7 @@ def measure_agreement(options: Options) -> TableAndSummary:
         made = make_image_cases(options, network, 2)[1]
         attack = AttackSpec(name=name, arguments=arguments).build()
         placed = (options, replace(options, device="cpu"))
-        found = [torch.cat([one.x for one in run_attack(attack, made, where)[0]]) for where in placed]
+        found = [torch.cat([answer.x for answer in run_attack(attack, made, where)[0]]) for where in placed]
         difference = (found[0] - found[1]).abs()
         row: ResultRow = {
             "attack": name,

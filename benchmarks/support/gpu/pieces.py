@@ -324,22 +324,22 @@ def read_versions() -> dict[str, str]:
 
     Without nvidia-smi the driver is "none".
     """
-    found = {"python": platform.python_version(), **{package: version(package) for package in VERSIONED_PACKAGES}}
-    found["cuda"] = str(torch.version.cuda)
+    versions = {"python": platform.python_version(), **{package: version(package) for package in VERSIONED_PACKAGES}}
+    versions["cuda"] = str(torch.version.cuda)
     try:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        found["driver"] = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip().split("\n")[0]
+        versions["driver"] = subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.strip().split("\n")[0]
     except (OSError, subprocess.TimeoutExpired):
-        found["driver"] = "none"
-    return found
+        versions["driver"] = "none"
+    return versions
 
 
 def read_commit() -> str:
     """Return the short hash of this checkout's commit; without git or a git checkout, name and version of the package."""
-    found = ""
+    commit = ""
     with suppress(OSError):  # git is not installed
-        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    return found or f"fedleak {version('fedleak')}"
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    return commit or f"fedleak {version('fedleak')}"
 
 
 if __name__ == "__main__":

@@ -68,15 +68,15 @@ def measure_limits(options: Options) -> TableAndSummary:
     rows, summary = [], {}
     for form in CLOSED_FORMS[:1] if options.quick else CLOSED_FORMS:
         count = 2 if options.quick or form.words == "peeled" else 3
-        found = load_images(options, form.data, count)
-        found = found.of_two_classes() if form.loss == "logistic" else found
-        _measure_form(form, found.take_first(1), options)  # the first call loads code
+        images = load_images(options, form.data, count)
+        images = images.of_two_classes() if form.loss == "logistic" else images
+        _measure_form(form, images.take_first(1), options)  # the first call loads code
         own = [
-            _measure_form(form, found, options, noise=noise) for noise in (NOISE_LEVELS[::4] if options.quick else NOISE_LEVELS)
+            _measure_form(form, images, options, noise=noise) for noise in (NOISE_LEVELS[::4] if options.quick else NOISE_LEVELS)
         ]
-        own += [_measure_form(form, found, options, defense=text) for text in (DEFENSES[::5] if options.quick else DEFENSES)]
+        own += [_measure_form(form, images, options, defense=text) for text in (DEFENSES[::5] if options.quick else DEFENSES)]
         own += [
-            _measure_form(form, found, options, steps=steps) for steps in (LOCAL_STEPS[::2] if options.quick else LOCAL_STEPS)
+            _measure_form(form, images, options, steps=steps) for steps in (LOCAL_STEPS[::2] if options.quick else LOCAL_STEPS)
         ]
         bearable = [row["noise"] for row in own if row["noise"] is not None and row["success"] == 1]
         summary[f"{form.network}_noise"] = max(bearable, default=None)
@@ -85,12 +85,12 @@ def measure_limits(options: Options) -> TableAndSummary:
 
 
 def _measure_form(
-    form: Form, found: Images, options: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
+    form: Form, images: Images, options: Options, *, noise: float | None = None, defense: str = "", steps: int = 1
 ) -> dict[str, Any]:
-    one = make_client(form.network, found.data, loss=form.loss, seed=options.seed, steps=steps)
+    one = make_client(form.network, images.data, loss=form.loss, seed=options.seed, steps=steps)
     words = f"noise {noise:g}" if noise is not None else defense or f"{steps} local steps"
     errors, seconds, failed = [], 0.0, 0
-    for i, (x, y) in enumerate(zip(found.x, found.y, strict=True)):
+    for i, (x, y) in enumerate(zip(images.x, images.y, strict=True)):
         error, took = _attack_one(form.attack, one, x, y, options, i, noise or 0.0, defense, steps)
         errors.append(error)
         seconds += took
@@ -100,7 +100,7 @@ def _measure_form(
         "closed form": form.words,
         "network": form.network,
         "disturbance": words,
-        "images": len(found),
+        "images": len(images),
         "mse_median": median(errors),
         "mse_max": max(errors),
         "success": sum(error <= MAX_SUCCESS_MSE for error in errors) / len(errors),
@@ -120,10 +120,10 @@ def _attack_one(
         observation = replace(observation, payload=encode(update))
     observation = replace(observation, num_examples=1)
     with measure_cpu() as clock:
-        found = run_if_applicable(attack, replace(case, observations=(observation,)), options)
-    if found is None or not len(found.x):
+        answer = run_if_applicable(attack, replace(case, observations=(observation,)), options)
+    if answer is None or not len(answer.x):
         return MAX_REPORTED_MSE, clock.seconds
-    error = float((found.x[0] - x).double().square().mean().nan_to_num(nan=MAX_REPORTED_MSE))
+    error = float((answer.x[0] - x).double().square().mean().nan_to_num(nan=MAX_REPORTED_MSE))
     return min(error, MAX_REPORTED_MSE), clock.seconds
 
 

@@ -45,14 +45,14 @@ def _measure_batches(name: str, size: int, trained: bool, options: Options) -> d
     trained: whether the weights are those after three epochs.
     """
     repeats = 1 if options.quick else 10
-    found = load_images(options, name, 16 * repeats)
-    one = make_client("mlp", found.data, seed=options.seed, batch=size)
+    images = load_images(options, name, 16 * repeats)
+    one = make_client("mlp", images.data, seed=options.seed, batch=size)
     if trained:
         one = replace(one, weights=_train_weights(one, load_images(options, name, 512), options))
     errors, right, seconds = [], 0, 0.0
     for i in range(repeats):
-        chosen = torch.randperm(len(found), generator=Generator().manual_seed(options.seed + i))[:size]
-        x, y = found.x[chosen], found.y[chosen]
+        chosen = torch.randperm(len(images), generator=Generator().manual_seed(options.seed + i))[:size]
+        x, y = images.x[chosen], images.y[chosen]
         case = one.make_case([(x, y)], f"{name}-{i}")
         with measure_cpu() as clock:
             answer = run_if_applicable(exact(route="linear", fallback="none"), case, options)
@@ -62,7 +62,7 @@ def _measure_batches(name: str, size: int, trained: bool, options: Options) -> d
         right += labelled
     print(f"{name} batch {size}: {sum(e <= MAX_SUCCESS_MSE for e in errors) / len(errors):.2f}", file=sys.stderr)
     return {
-        "data": found.name,
+        "data": images.name,
         "network": "mlp",
         "trained": trained,
         "batch": size,
@@ -74,26 +74,26 @@ def _measure_batches(name: str, size: int, trained: bool, options: Options) -> d
     }
 
 
-def _match_examples(found: Reconstruction | None, x: Tensor, y: Tensor) -> tuple[list[float], int]:
+def _match_examples(answer: Reconstruction | None, x: Tensor, y: Tensor) -> tuple[list[float], int]:
     """Match reconstructions with examples; return the MSE of each example, and how many are recovered with the right label.
 
     The MSE is capped at 1, and 1 for an example without a reconstruction. Recovered: an MSE of at most `MAX_SUCCESS_MSE`.
     x, y: examples (N, *shape) and their labels (N,).
     """
     errors, right = [1.0] * len(x), 0
-    if found is None:
+    if answer is None:
         return errors, right
-    distance = (found.x[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
+    distance = (answer.x[:, None] - x[None]).double().flatten(2).square().mean(dim=2).nan_to_num(nan=1e9)
     for i, j in zip(*linear_sum_assignment(distance.numpy()), strict=True):
         errors[j] = min(1.0, float(distance[i, j]))
-        right += int(found.y[i] == y[j] and errors[j] <= MAX_SUCCESS_MSE)
+        right += int(answer.y[i] == y[j] and errors[j] <= MAX_SUCCESS_MSE)
     return errors, right
 
 
-def _train_weights(one: LocalClient, found: Images, options: Options) -> Mapping[str, Tensor]:
+def _train_weights(one: LocalClient, images: Images, options: Options) -> Mapping[str, Tensor]:
     """Return the weights of the client `one` after three epochs of SGD on the images, in batches of 16."""
-    order = torch.randperm(len(found), generator=Generator().manual_seed(options.seed))
-    batches = [(found.x[part], found.y[part]) for part in order.split(16)] * 3
+    order = torch.randperm(len(images), generator=Generator().manual_seed(options.seed))
+    batches = [(images.x[part], images.y[part]) for part in order.split(16)] * 3
     training = Training(learning_rate=0.1, batch_size=16, steps=len(batches))
     return one.add(replace(one, training=training).compute_update(batches)).weights
 
@@ -104,24 +104,24 @@ def _measure_mixture(size: int, options: Options) -> dict[str, Any]:
     Column mse_median: MSE of R-GAP's answer to the nearest example of this single batch. off_span: norm of the part of the answer
     that is no linear combination of the examples, relative to the norm of the answer.
     """
-    found = load_images(options, "mnist", size).of_two_classes()
-    one = make_client("fcn3", found.data, loss="logistic", seed=options.seed, batch=size)
-    update = one.make_case([(found.x, found.y)], "mixture").observations[0].update
+    images = load_images(options, "mnist", size).of_two_classes()
+    one = make_client("fcn3", images.data, loss="logistic", seed=options.seed, batch=size)
+    update = one.make_case([(images.x, images.y)], "mixture").observations[0].update
     gradient = {name: -t.double()[None] for name, t in update.items()}
     weights = {name: w.double()[None] for name, w in one.weights.items()}
     chain = read_chain(models.build_layout(one.model, one.data), one.data.shape)
     with measure_cpu() as clock:
         ends = [solve_layers(chain, weights, gradient, point) for point in solve_last_layer(chain, weights, gradient, "logistic")]
     end = min(ends, key=lambda end: float(end.residual))
-    basis = torch.linalg.qr(found.x.double().flatten(1).T).Q
+    basis = torch.linalg.qr(images.x.double().flatten(1).T).Q
     answer = end.f.flatten()
     return {
-        "data": found.name,
+        "data": images.name,
         "network": "fcn3",
         "attack": "rgap",
         "batch": size,
         "batches": 1,
-        "mse_median": float((found.x.double().flatten(1) - answer).square().mean(dim=1).min()),
+        "mse_median": float((images.x.double().flatten(1) - answer).square().mean(dim=1).min()),
         "off_span": float((answer - basis @ (basis.T @ answer)).norm() / answer.norm()),
         "cpu_seconds": clock.seconds,
     }

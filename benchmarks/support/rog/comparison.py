@@ -6,106 +6,23 @@ Columns are attacked in worker processes of one thread each. The images of all a
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
-from pathlib import Path
 from time import monotonic
-from typing import Any
 
 from support.contract import Options, ResultRow, TableAndSummary, prepare_worker, read_peak_memory
-from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, DefendedColumn, observe, resize
-from support.rog.outcomes import (
-    AnswerFolder,
-    Similarity,
-    average_similarities,
-    load_perceptual,
-    measure_similarity,
-    share_of_labels,
-)
-from support.splits import load_images
-from torch import Tensor
+from support.rog.attacks import PUBLISHED, ColumnTools, choose_scale, load_tools, make_attacks, make_case
+from support.rog.columns import COLUMNS, OTHER_COLUMNS, DefendedColumn
+from support.rog.outcomes import Similarity, average_similarities, share_of_labels
 
-from attacker.attacks import Case, GradientMatching, inverting_gradients, rog
-from attacker.attacks.learned.enhancer import READY_FILE, Enhancer, equalize, read_enhancer
+from attacker.attacks import Case, GradientMatching, rog
+from attacker.attacks.learned.enhancer import Enhancer, equalize
 from attacker.scoring.statistics import mean
 
-FOLDER = Path("runs/benchmark-rog")
 RATIO_STEPS = (10, 20, 30, 40, 60)
 """Numbers of iterations with which ROG is run in the raw column, besides its default, to find the fewest that suffice."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The size of the benchmark. setting: of the federation. images: number of images of a batch. batches: number of batches.
-
-    steps: iterations of ROG and of its search in pixels. steps_of_ig: iterations of Inverting Gradients, over which its schedule
-    of learning rates runs. long_steps: iterations of ROG that take as much CPU time. folder: name of the folder of kept answers.
-    all_attacks: whether all attacks run if no column is selected; otherwise ROG and its null alone do.
-    """
-
-    setting: BatchSetting
-    images: int
-    steps: int
-    steps_of_ig: int
-    long_steps: int
-    folder: str
-    all_attacks: bool = True
-    batches: int = 1
-
-
-FULL = Scale(BatchSetting(), images=4, steps=100, steps_of_ig=400, long_steps=340, folder="full")
-QUICK = Scale(BatchSetting(side=32), images=2, steps=8, steps_of_ig=12, long_steps=10, folder="quick")
-PUBLISHED = Scale(
-    BatchSetting(side=128), images=16, steps=100, steps_of_ig=400, long_steps=340, folder="published", all_attacks=False
-)
-"""The batch and the images of the paper."""
-REPEATED = 5
-"""Number of batches with --repeated, the smallest one for which means have intervals."""
 AIMED_GAP = 0.05
 """Largest difference from the LPIPS of the paper, at its size, that is aimed for."""
-
-
-@dataclass(frozen=True)
-class ColumnTools:
-    """What the attacks on all columns share for one batch.
-
-    options: of the benchmark, with its seed plus the number of the batch. x, y: original images (N, 3, H, W) and their labels
-    (N,), of the data set's part `part`. folder: kept reconstructions. perceptual: LPIPS; None if it cannot be measured.
-    enhancer: None if there is no file of its weights.
-    """
-
-    options: Options
-    scale: Scale
-    x: Tensor
-    y: Tensor
-    part: str
-    folder: AnswerFolder
-    perceptual: Any
-    enhancer: Enhancer | None
-
-    def measure(self, x: Tensor) -> Similarity:
-        return measure_similarity(x, self.x, self.perceptual)
-
-
-def choose_scale(options: Options) -> Scale:
-    """Return the scale that the options select."""
-    full = PUBLISHED if "published" in options.flags else FULL
-    scale = replace(QUICK, all_attacks=full.all_attacks) if options.quick else full
-    return replace(scale, batches=REPEATED if "repeated" in options.flags else 1)
-
-
-@cache
-def load_tools(options: Options, batch: int = 0) -> ColumnTools:
-    """Load what all columns share for a batch, once for each process. batch: its number, from 0."""
-    scale = choose_scale(options)
-    images = load_images(options, "imagenet", scale.images, skip=batch * scale.images)
-    folder = AnswerFolder(FOLDER / scale.folder, fresh="fresh" in options.flags or options.quick)
-    enhancer = read_enhancer(READY_FILE) if READY_FILE.exists() else None
-    perceptual = load_perceptual(options, scale.setting.side)
-    x = resize(images, scale.setting.side)
-    own = replace(options, seed=options.seed + batch)
-    return ColumnTools(own, scale, x, images.y, images.part, folder, perceptual, enhancer)
 
 
 @dataclass(frozen=True)
@@ -186,25 +103,25 @@ def measure_columns(options: Options, columns: Sequence[DefendedColumn] = ()) ->
     """
     if not columns:
         columns = COLUMNS if options.table is None else [c for c in (*COLUMNS, *OTHER_COLUMNS) if c.table == options.table]
-    found = measure_in_processes(options, columns)
-    rows = [row for one in found for row in one.rows]
+    results = measure_in_processes(options, columns)
+    rows = [row for result in results for row in result.rows]
     counted = {
-        "columns_better_than_identity": [one.is_better_than_pixels for one in found],
-        "columns_not_worse_than_ig": [one.is_not_worse_than_ig for one in found],
-        "long_columns_not_worse_than_ig": [one.is_long_not_worse_than_ig for one in found],
+        "columns_better_than_identity": [result.is_better_than_pixels for result in results],
+        "columns_not_worse_than_ig": [result.is_not_worse_than_ig for result in results],
+        "long_columns_not_worse_than_ig": [result.is_long_not_worse_than_ig for result in results],
     }
     summary = {name: None if None in are else sum(map(bool, are)) for name, are in counted.items()}
-    summary["columns"] = len(found)
-    for one in found:
-        summary |= one.summary
+    summary["columns"] = len(results)
+    for result in results:
+        summary |= result.summary
     gaps = [row["lpips_gap"] for row in rows if row["lpips_gap"] is not None]
     others = {
         "lpips_gap": max(gaps, default=None),
         "columns_within_gap": sum(gap <= AIMED_GAP for gap in gaps) if gaps else None,
         "images": choose_scale(options).images * choose_scale(options).batches,
         "batches": choose_scale(options).batches,
-        "part": found[0].part,
-        "peak_mb": max(one.peak_mb for one in found),
+        "part": results[0].part,
+        "peak_mb": max(result.peak_mb for result in results),
     }
     return rows, summary | others
 
@@ -222,17 +139,17 @@ def measure_in_processes(options: Options, columns: Sequence[DefendedColumn]) ->
         for count, future in enumerate(as_completed(futures), start=1):
             outcome = f"failed: {future.exception()}" if future.exception() else f"peak {future.result().peak_mb:.0f} MB"
             seconds = monotonic() - started
-            told = f"{futures[future].name}: column {count} of {len(futures)} after {seconds:.0f} s, {outcome}"
-            print(told, file=sys.stderr, flush=True)
+            line = f"{futures[future].name}: column {count} of {len(futures)} after {seconds:.0f} s, {outcome}"
+            print(line, file=sys.stderr, flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
-    made = {column.name: future for future, column in futures.items()}
-    failed = [column.name for column in columns if made[column.name].exception()]
+    done = {column.name: future for future, column in futures.items()}
+    failed = [column.name for column in columns if done[column.name].exception()]
     if failed:
         raise RuntimeError(
             f"columns that failed: {'; '.join(failed)}. Run it again without --fresh, which reuses all finished attacks"
-        ) from made[failed[0]].exception()
-    return [made[column.name].result() for column in columns]
+        ) from done[failed[0]].exception()
+    return [done[column.name].result() for column in columns]
 
 
 def measure_column(options: Options, column: DefendedColumn) -> ColumnResult:
@@ -297,11 +214,11 @@ def score_attack(
     return scores
 
 
-def subtract_lpips(own: BatchScores, scores: dict[str, BatchScores]) -> list[float]:
-    """Return LPIPS of `own` with the enhancer minus the best one of Inverting Gradients, for each batch; [] if one is missing."""
+def subtract_lpips(compared: BatchScores, scores: dict[str, BatchScores]) -> list[float]:
+    """Return LPIPS of `compared` with the enhancer minus the best of Inverting Gradients, per batch; [] if one is missing."""
     if "Inverting Gradients" not in scores:
         return []
-    pairs = zip(own.enhanced, scores["Inverting Gradients"].best, strict=True)
+    pairs = zip(compared.enhanced, scores["Inverting Gradients"].best, strict=True)
     return [a.lpips - b.lpips for a, b in pairs if a.lpips is not None and b.lpips is not None]
 
 
@@ -310,40 +227,9 @@ def estimate_mean(name: str, values: Sequence[float]) -> ResultRow:
 
     Values that cannot be estimated are None.
     """
-    found = mean(values) if values else None
-    low, high = (found.low, found.high) if found and found.is_interval else (None, None)
-    return {name: found.value if found else None, f"{name}_low": low, f"{name}_high": high}
-
-
-def make_case(tools: ColumnTools, column: DefendedColumn) -> Case:
-    """Return the update of the client of one column as a case, in which the true labels are given to attacks."""
-    case = observe(column, tools.scale.setting, tools.x, tools.y, key="client", seed=tools.options.seed)
-    return replace(case, known_labels=tools.y)
-
-
-def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatching]:
-    """Return a dict of the attacks: ROG, a longer search, ROG's search in pixels from the paper's start, Inverting Gradients.
-
-    The longer search takes as much CPU time as Inverting Gradients, which has the total variation of ROG (`colour`, with a
-    constant weight); its paper does not have it. What both add for known noise has the weight of a MAP estimate: with half of it,
-    the default, their LPIPS behind QSGD was higher on tuning images.
-    """
-    baseline = inverting_gradients(
-        steps=scale.steps_of_ig,
-        tv=column.tv,
-        continuation=1.0,
-        polish=0.0,
-        give_up=0.0,
-        local_steps="one_batch",
-        surrogate=True,
-    )
-    long = rog(steps=scale.long_steps)
-    return {
-        "ROG": rog(steps=scale.steps),
-        "ROG, long": replace(long, prior=replace(long.prior, map_tv=1.0)),
-        "pixels": rog(steps=scale.steps, decoder="pixels", init="uniform"),
-        "Inverting Gradients": replace(baseline, prior=replace(baseline.prior, map_tv=1.0)),
-    }
+    estimate = mean(values) if values else None
+    low, high = (estimate.low, estimate.high) if estimate and estimate.is_interval else (None, None)
+    return {name: estimate.value if estimate else None, f"{name}_low": low, f"{name}_high": high}
 
 
 def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
@@ -355,14 +241,14 @@ def measure_iterations(tools: ColumnTools, case: Case) -> ResultRow:
     LPIPS (a higher PSNR where there is no LPIPS), both without the enhancer. iterations_ratio_enhanced: for a lower LPIPS
     likewise, both followed by the enhancer.
     """
-    own = make_attacks(tools.scale, COLUMNS[0])["Inverting Gradients"]
-    aim = tools.folder.attack(own, case, tools.x, tools.options).x
+    baseline = make_attacks(tools.scale, COLUMNS[0])["Inverting Gradients"]
+    aim = tools.folder.attack(baseline, case, tools.x, tools.options).x
     ratios: dict[str, float | None] = dict.fromkeys(("iterations_ratio", "iterations_ratio_lpips", "iterations_ratio_enhanced"))
     for steps in (*(() if tools.options.quick else RATIO_STEPS), tools.scale.steps):
-        found = tools.folder.attack(rog(steps=steps), case, tools.x, tools.options).x
-        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (found, aim)] for e in (None, tools.enhancer))
+        guess = tools.folder.attack(rog(steps=steps), case, tools.x, tools.options).x
+        plain, enhanced = ([tools.measure(x if e is None else e(x)) for x in (guess, aim)] for e in (None, tools.enhancer))
         reached = (plain[0].psnr >= plain[1].psnr, plain[0].is_better_than(plain[1]), enhanced[0].is_better_than(enhanced[1]))
         for name, is_reached in zip(ratios, reached, strict=True):
             if is_reached and ratios[name] is None:
-                ratios[name] = steps / own.search.steps
-    return {**ratios, "iterations_of_ig": own.search.steps}
+                ratios[name] = steps / baseline.search.steps
+    return {**ratios, "iterations_of_ig": baseline.search.steps}

@@ -40,7 +40,7 @@ def port_upscaler(options: Options, out: Path) -> TableAndSummary:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Return the weights of a layers model of TensorFlow.js by name; kernels of convolutions as (out, in, height, width)."""
-    found, at = {}, 0
+    weights, at = {}, 0
     for group in json.loads((folder / "model.json").read_text())["weightsManifest"]:
         content = b"".join((folder / name).read_bytes() for name in group["paths"])
         for entry in group["weights"]:
@@ -53,9 +53,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             values = np.frombuffer(content, dtype="<f4", count=count, offset=at).reshape(entry["shape"])
             at += 4 * count
             tensor = torch.from_numpy(values.copy())
-            found[entry["name"]] = tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor
+            weights[entry["name"]] = tensor.permute(3, 2, 0, 1) if tensor.ndim == 4 else tensor
         at = 0
-    return found
+    return weights
 
 
 def rename(weights: dict[str, Tensor]) -> dict[str, Tensor]:

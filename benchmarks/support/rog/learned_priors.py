@@ -208,5 +208,5 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale) -> TableAn
     return rows, {"best_by_psnr": best, "images": len(images), "part": images.part}
 
 
-def _list(found: Similarity) -> ResultRow:
-    return {"psnr": found.psnr, "ssim": found.ssim, "lpips": found.lpips}
+def _list(similarity: Similarity) -> ResultRow:
+    return {"psnr": similarity.psnr, "ssim": similarity.ssim, "lpips": similarity.lpips}

@@ -79,7 +79,7 @@ class AnswerFolder:
         """
         parts = [attack.objective, attack.simulation, attack.parametrisation, attack.prior, attack.labels, attack.search]
         own = [attack.name, describe_settings(attack), attack.sees_gradient, attack.enhancer, *parts]
-        seen = [(one.model, one.data, one.training, one.defenses, one.gradient, one.inputs) for one in case.observations]
+        seen = [(o.model, o.data, o.training, o.defenses, o.gradient, o.inputs) for o in case.observations]
         labels = None if case.known_labels is None else case.known_labels.tolist()
         text = re.sub(
             " at 0x[0-9a-f]+", "", repr([own, seen, labels, case.key, tuple(x.shape), options.seed, identify_version()])
@@ -97,12 +97,12 @@ class AnswerFolder:
         file = self.make_path(attack, case, x, options)
         cost = file.with_suffix(".json")
         if (self.fresh and file not in self.made) or not cost.exists():
-            (found,), seconds = run_attack(attack, [case], options)
-            found.write(file)
+            (answer,), seconds = run_attack(attack, [case], options)
+            answer.write(file)
             self.made.add(file)
             cost.write_text(json.dumps({"cpu_seconds": seconds}))
-        found = Reconstruction.read(file)
-        return Answer(sort_like(found.x.nan_to_num(), x).clamp(0, 1), json.loads(cost.read_text())["cpu_seconds"])
+        answer = Reconstruction.read(file)
+        return Answer(sort_like(answer.x.nan_to_num(), x).clamp(0, 1), json.loads(cost.read_text())["cpu_seconds"])
 
 
 def sort_like(found: Tensor, originals: Tensor) -> Tensor:
@@ -121,8 +121,8 @@ def load_perceptual(options: Options, side: int) -> Lpips | None:
 def share_of_labels(case: Case, y: Tensor, options: Options) -> float:
     """Return the share of the labels y (N,), counting repetitions, that ROG infers from a case if no labels are given."""
     batch = CaseBatch(rog(), [replace(case, known_labels=None)])
-    found = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(options.seed))
-    return sum(match_labels(y.tolist(), found.tolist())) / len(y)
+    labels = read_labels(infer_labels, batch.views[0], 0, batch.model, torch.Generator().manual_seed(options.seed))
+    return sum(match_labels(y.tolist(), labels.tolist())) / len(y)
 
 
 def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, Tensor], Tensor] | None) -> Similarity:
@@ -140,10 +140,10 @@ def measure_similarity(x: Tensor, truth: Tensor, perceptual: Callable[[Tensor, T
 
 def average_similarities(similarities: Sequence[Similarity]) -> Similarity:
     """Return the mean of each measure over `similarities`; LPIPS is None if it is missing in one of them."""
-    lpips = [one.lpips for one in similarities if one.lpips is not None]
+    lpips = [similarity.lpips for similarity in similarities if similarity.lpips is not None]
     return Similarity(
-        fmean(one.psnr for one in similarities),
-        fmean(one.ssim for one in similarities),
-        fmean(one.ssim_global for one in similarities),
+        fmean(similarity.psnr for similarity in similarities),
+        fmean(similarity.ssim for similarity in similarities),
+        fmean(similarity.ssim_global for similarity in similarities),
         fmean(lpips) if len(lpips) == len(similarities) else None,
     )

@@ -90,9 +90,9 @@ def measure_tradeoff(options: Options, folder: Path) -> TableAndSummary:
     private, held_out = load_parts(options)
     grid = write_grid(options, folder, private, held_out)
     with measure_cpu() as clock:
-        state = run_sweep(grid, folder / "federations", watch=lambda done: print(f"{done.done} of {done.total}: {done.name}"))
+        results = run_sweep(grid, folder / "federations", watch=lambda done: print(f"{done.done} of {done.total}: {done.name}"))
     rows: list[ResultRow] = []
-    for federation, result in state.results:
+    for federation, result in results:
         if result is None or result.failed:
             reason = "it was not run" if result is None else result.failed
             raise ValueError(
@@ -167,14 +167,14 @@ def measure_accuracy(run: Path, federation: GridFederation, held_out: Images, se
 
     run: folder of the federation. seed: of the draws of a random network. Raises ValueError if the run has no checkpoint.
     """
-    found = ServerCheckpoint.read(run / "state")
-    if found is None:
+    checkpoint = ServerCheckpoint.read(run / "state")
+    if checkpoint is None:
         raise ValueError(f"{run}: there is no checkpoint; delete the folder and start again")
     data = DataSpec(shape=tuple(held_out.x.shape[1:]), num_classes=held_out.data.num_classes, **PIXELS)
     settings = federation.experiment
     model = models.build(ModelSpec(name=settings.model.name, network=settings.network), data)
     torch.manual_seed(seed)
-    return evaluate(model, found.arrays, held_out.x, held_out.y, data, settings.training)["accuracy"]
+    return evaluate(model, checkpoint.arrays, held_out.x, held_out.y, data, settings.training)["accuracy"]
 
 
 def score_federation(options: Options, run: Path) -> list[Summary]:
@@ -285,5 +285,5 @@ def _find_points(rows: Sequence[ResultRow], defense: str, measure: str) -> tuple
 def shorten_name(defense: str) -> str:
     """Return the name of a defense in the picture: that before the colon, with the decibels of Fed-CDP's noise."""
     name, _, settings = defense.partition(":")
-    _, found, level = settings.partition("snr_db=")
-    return f"{name}, {level.rstrip(')')} dB" if found else {"none": "no defense"}.get(name, name)
+    _, separator, level = settings.partition("snr_db=")
+    return f"{name}, {level.rstrip(')')} dB" if separator else {"none": "no defense"}.get(name, name)

@@ -107,26 +107,26 @@ def attack_client(options: Options, defense: str, rounds: int, client: int) -> A
     setup = make_lenet_client(images, options.seed)
     case = record_same_examples(setup, images, rounds, defense="" if defense == "none" else defense)[client]
     attack = accumulate(steps=3 if options.quick else STEPS)
-    (found,), seconds = run_attack(attack, [case], options)
+    (answer,), seconds = run_attack(attack, [case], options)
     (null,), _ = run_attack(attack.null(), [case], options)
     return AttackedClient(
         defense=defense,
         rounds=rounds,
         client=client,
-        psnr=_measure_psnr(found.x, images.x[client]),
+        psnr=_measure_psnr(answer.x, images.x[client]),
         null_psnr=_measure_psnr(null.x, images.x[client]),
-        is_label_right=int(found.y[0]) == int(images.y[client]),
+        is_label_right=int(answer.y[0]) == int(images.y[client]),
         cpu_seconds=seconds,
     )
 
 
-def _join_clients(found: Sequence[AttackedClient]) -> ResultRow:
+def _join_clients(clients: Sequence[AttackedClient]) -> ResultRow:
     return {
-        "psnr": mean(one.psnr for one in found),
-        "each": " ".join(f"{one.psnr:.1f}" for one in found),
-        "null_psnr": mean(one.null_psnr for one in found),
-        "labels": mean(one.is_label_right for one in found),
-        "cpu_seconds": sum(one.cpu_seconds for one in found),
+        "psnr": mean(client.psnr for client in clients),
+        "each": " ".join(f"{client.psnr:.1f}" for client in clients),
+        "null_psnr": mean(client.null_psnr for client in clients),
+        "labels": mean(client.is_label_right for client in clients),
+        "cpu_seconds": sum(client.cpu_seconds for client in clients),
     }
 
 

@@ -42,15 +42,15 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
         for number in range(clients):
             own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
             case, _ = record_epochs(client, own, (BATCH,) * EPOCHS, "", seed=options.seed + number, defense=defense)
-            named += [(number, one) for one in case.observations]
+            named += [(number, observation) for observation in case.observations]
             with_names += count_exact(run_spans(case, options, relu=True), own.x)
         shuffled = [named[i] for i in torch.randperm(len(named), generator=Generator().manual_seed(options.seed)).tolist()]
         shuffled.sort(key=lambda pair: pair[1].round)
         whole = Case(tuple(replace(one, client=UNNAMED_CLIENT, cohort=()) for _, one in shuffled))
         groups = _group(whole, options)
-        (found,), seconds = run_attack(spans(anonymous=True), [whole], options)
+        (answer,), seconds = run_attack(spans(anonymous=True), [whole], options)
         (grey,), _ = run_attack(spans(anonymous=True).null(), [whole], options)
-        false, certain = count_false(found, images.x)
+        false, certain = count_false(answer, images.x)
         rows.append(
             {
                 "defense": defense or "none",
@@ -59,7 +59,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
                 **_count_pairs([[shuffled[i][0] for i in group] for group in groups]),
                 "groups": len(groups),
                 "largest": len(groups[0]),
-                "exact": count_exact(found, images.x) / len(images),
+                "exact": count_exact(answer, images.x) / len(images),
                 "with_names": with_names / len(images),
                 "null": count_exact(grey, images.x) / len(images),
                 "certain": certain,
@@ -75,7 +75,7 @@ def _group(case: Case, options: Options) -> list[list[int]]:
     """Return the groups of the updates of a case that share examples, as the attack forms them."""
     rng = Generator().manual_seed(options.seed)
     spaces = compute_spaces(case, require_input_layer(case.observations[0]), rng, device=options.device)
-    return group_updates(spaces, count_all_shared(spaces, rng), [one.round for one in case.observations])
+    return group_updates(spaces, count_all_shared(spaces, rng), [observation.round for observation in case.observations])
 
 
 def _count_pairs(groups: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -292,5 +292,5 @@ def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
         tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations)
     )
     spaces, cohorts = compute_spaces(bounded, layer, rng), [observation.cohort for observation in case.observations]
-    found = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
-    return {name: answer.y for name, answer in found.items()}
+    isolated = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+    return {name: answer.y for name, answer in isolated.items()}

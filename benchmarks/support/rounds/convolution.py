@@ -50,7 +50,7 @@ def make_convolution_rows(options: Options) -> list[ResultRow]:
     attack = replace(accumulate(compare="features", steps=2 if options.quick else STEPS), device=options.device)
     rng, rows = Generator().manual_seed(options.seed), []
     with measure_cpu() as clock:
-        alone = [attack([replace(case, observations=(one,))], rng=rng)[0] for one in case.observations]
+        alone = [attack([replace(case, observations=(observation,))], rng=rng)[0] for observation in case.observations]
     best = torch.full((len(images),), -torch.inf)
     for one, batch in zip(alone, used, strict=True):
         best[batch] = torch.maximum(best[batch], _measure_assigned(one, images.x[batch]))
@@ -86,17 +86,17 @@ def _measure_null(attack: Agic, case: Case, images: Images) -> float:
     return mean(_measure_assigned(null, images.x).tolist())
 
 
-def _measure_assigned(found: Reconstruction, x: Tensor) -> Tensor:
+def _measure_assigned(answer: Reconstruction, x: Tensor) -> Tensor:
     """Return the PSNR (N,) of the reconstruction assigned to each original; 0 for an original without one.
 
     Only the N reconstructions that the attack itself ranks best are assigned. x: originals (N, *shape).
     """
-    guesses = keep_first(found, len(x)).x.nan_to_num().clamp(0, 1)
+    guesses = keep_first(answer, len(x)).x.nan_to_num().clamp(0, 1)
     chosen = assign_reconstructions(guesses, x)
     return torch.tensor([0.0 if i is None else float(psnr(guesses[[i]], x[[j]])[0]) for j, i in enumerate(chosen)])
 
 
-def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
+def _measure_links(answer: Reconstruction, used: Sequence[Sequence[int]], images: Images) -> float:
     """Return the share of pairs (one image used in two rounds) that the attack claims to be the same image.
 
     Positions within a batch have no meaning, so that first, in each round, the reconstructions that the attack places there are
@@ -104,9 +104,9 @@ def _measure_links(found: Reconstruction, used: Sequence[Sequence[int]], images:
     round.
     """
     placed: list[dict[int, int]] = []
-    for number, batch in zip(sorted({slot.round for slot in found.slots}), used, strict=True):
-        here = sorted({slot.example for slot in found.slots if slot.round == number})
-        cost = torch.cdist(found.x[here].nan_to_num().flatten(1).double(), images.x[batch].flatten(1).double()).square()
+    for number, batch in zip(sorted({slot.round for slot in answer.slots}), used, strict=True):
+        here = sorted({slot.example for slot in answer.slots if slot.round == number})
+        cost = torch.cdist(answer.x[here].nan_to_num().flatten(1).double(), images.x[batch].flatten(1).double()).square()
         placed.append({batch[column]: here[row] for row, column in zip(*linear_sum_assignment(cost.numpy()), strict=True)})
     return count_links(placed)[0]
 

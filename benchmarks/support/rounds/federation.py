@@ -75,15 +75,15 @@ def record_same_examples(client: LocalClient, images: Images, rounds: int, *, de
     built = spec.build()
     template = {name: torch.zeros_like(w) for name, w in client.weights.items()}
     states = [built.init(template) for _ in range(len(images))]
-    found: list[list[Observation]] = [[] for _ in range(len(images))]
+    observations: list[list[Observation]] = [[] for _ in range(len(images))]
     for number in range(1, rounds + 1):
         for i in range(len(images)):
             update = client.compute_update([(images.x[i : i + 1], images.y[i : i + 1])])
             rng = Generator().manual_seed(seed + 1000 * number + i)
             sent, states[i] = built.apply(update, states[i], rng)
-            found[i].append(client.observe_sent(sent, number, f"c{i}", (), 1, spec))
-        client = client.add(average([own[-1].update for own in found]))
-    return [Case(tuple(own)) for own in found]
+            observations[i].append(client.observe_sent(sent, number, f"c{i}", (), 1, spec))
+        client = client.add(average([own[-1].update for own in observations]))
+    return [Case(tuple(own)) for own in observations]
 
 
 def record_sums(
@@ -100,16 +100,16 @@ def record_sums(
     the name of a client to its batches. rounding: step to which each client rounds the values of its update before they are
     summed; 0 for none.
     """
-    found = list[Observation]()
+    observations = list[Observation]()
     for number, batches in enumerate(rounds, start=1):
         updates = [client.compute_update(own) for own in batches.values()]
         if rounding:
             updates = [{name: (u.double() / rounding).round() * rounding for name, u in update.items()} for update in updates]
         mean = {name: u.float() for name, u in average(updates).items()}
         count = sum(len(y) for own in batches.values() for _, y in own)
-        found.append(client.observe(mean, number, SUM_CLIENT, tuple(sorted(batches)), count, defense))
-        client = client.add(found[-1].update)
-    return Case(tuple(found))
+        observations.append(client.observe(mean, number, SUM_CLIENT, tuple(sorted(batches)), count, defense))
+        client = client.add(observations[-1].update)
+    return Case(tuple(observations))
 
 
 def average(updates: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

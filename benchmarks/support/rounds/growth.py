@@ -75,14 +75,14 @@ def make_growth_rows(options: Options) -> list[ResultRow]:
         for count in line.rounds[:: 4 if options.quick else 1]:
             first = replace(line.case, observations=line.case.observations[:count])
             with measure_cpu() as clock:
-                found = run_if_applicable(attack, first, options)
+                answer = run_if_applicable(attack, first, options)
             total = len(line.images)
             rows.append(
                 {
                     "federation": line.federation,
                     "attack": line.attack,
                     "rounds": count,
-                    "exact": count_exact(found, line.images.x) / total,
+                    "exact": count_exact(answer, line.images.x) / total,
                     "null": count_exact(run_if_applicable(null, first, options), line.images.x) / total,
                     "cpu_seconds": clock.seconds,
                     "part": line.images.part,

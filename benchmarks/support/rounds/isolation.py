@@ -33,7 +33,7 @@ def make_isolation_rows(options: Options) -> list[ResultRow]:
     return [
         {
             "client": name,
-            "rounds": " ".join(str(one.round) for one in case.observations if name in one.cohort),
+            "rounds": " ".join(str(observation.round) for observation in case.observations if name in observation.cohort),
             "isolated_after": after.get(name),
             "part": images.part,
         }

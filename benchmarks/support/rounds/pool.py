@@ -51,12 +51,12 @@ def load_rivals(options: Options, setting: Setting) -> list[Images]:
     Left out are the clients' images, and `RecordedFederation.others`, which the caller adds to the rivals. Rivals choose
     no setting here and are not reported on, so that images of the tuning part may be among them.
     """
-    found = []
+    rivals = []
     for name in ("cifar10", "cifar10_test"):
         for part in PARTS:
             skip = count_images(options, setting) if (name, part) == ("cifar10", "report") else 0
-            found.append(load_images(options, name, count_part(options, name, part) - skip, part=part, skip=skip))
-    return found
+            rivals.append(load_images(options, name, count_part(options, name, part) - skip, part=part, skip=skip))
+    return rivals
 
 
 def _attack(options: Options, setting: Setting) -> Iterator[ResultRow]:

@@ -120,14 +120,14 @@ def record(options: Options, setting: Setting) -> RecordedFederation:
     spec = _parse(setting.defense)
     built, rng = spec.build(), Generator().manual_seed(seed + 1)
     states = [built.init(dict(client.weights)) for _ in own]
-    found: list[list[Observation]] = [[] for _ in own]
+    observations: list[list[Observation]] = [[] for _ in own]
     for number in range(1, setting.rounds + 1):
         for i, held in enumerate(own):
             batches = [(held.x[rows], held.y[rows]) for rows in torch.randperm(len(held), generator=rng).split(BATCH)]
             sent, states[i] = built.apply(client.compute_update(batches), states[i], rng)
-            found[i].append(client.observe_sent(sent, number, f"c{i}", (), len(held), spec))
-        client = client.add(average([one[-1].update for one in found]))
-    cases = [Case(tuple(one)) for one in found]
+            observations[i].append(client.observe_sent(sent, number, f"c{i}", (), len(held), spec))
+        client = client.add(average([of_client[-1].update for of_client in observations]))
+    cases = [Case(tuple(of_client)) for of_client in observations]
     return RecordedFederation(initial, cases, own, others, client.measure_accuracy(others))
 
 
@@ -171,7 +171,7 @@ def _adapt(images: Images) -> Images:
 
 def _join(parts: Sequence[Images]) -> Images:
     """Return all images of `parts`, under the name and the part of the first."""
-    return _adapt(replace(parts[0], x=torch.cat([one.x for one in parts]), y=torch.cat([one.y for one in parts])))
+    return _adapt(replace(parts[0], x=torch.cat([part.x for part in parts]), y=torch.cat([part.y for part in parts])))
 
 
 def count_images(options: Options, setting: Setting) -> int:

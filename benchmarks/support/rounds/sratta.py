@@ -40,7 +40,7 @@ class SrattaResult:
 def run_sratta(case: Case) -> SrattaResult:
     """Return the examples that SRATTA recovers from secure sums, and its groups of at least two examples of one client each."""
     layer = require_input_layer(case.observations[0])
-    updates = [join_parameters(one.update, layer) for one in case.observations]
+    updates = [join_parameters(observation.update, layer) for observation in case.observations]
     x = recover_examples(updates)
     if not len(x):
         return SrattaResult(x, [])
@@ -57,14 +57,14 @@ def run_sratta(case: Case) -> SrattaResult:
 
 def recover_examples(updates: Sequence[Tensor]) -> Tensor:
     """Return the different stored images (N, F) among the quotients of rows [dW, db] of updates (width, F + 1)."""
-    found: list[Tensor] = []
+    examples: list[Tensor] = []
     for update in updates:
         live = (update[:, -1].abs() > LEAST_UPDATE) & (update[:, :-1].abs().amax(dim=1) > LEAST_UPDATE)
         x = update[live, :-1] / update[live, -1:]
         level = (x * LEVELS).round()
         stored = ((x - level / LEVELS).abs() <= MAX_GRID_DISTANCE).all(dim=1) & (level.amin(dim=1) >= 0)
-        found += list(level[stored & (level.amax(dim=1) <= LEVELS)])
-    return torch.unique(torch.stack(found), dim=0) / LEVELS if found else updates[0][:0, :-1]
+        examples += list(level[stored & (level.amax(dim=1) <= LEVELS)])
+    return torch.unique(torch.stack(examples), dim=0) / LEVELS if examples else updates[0][:0, :-1]
 
 
 def explain_rows(update: Tensor, x: Tensor) -> list[tuple[int, list[int]]]:

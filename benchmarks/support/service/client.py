@@ -74,13 +74,13 @@ class ServiceProcess:
 
     def list_items(self, path: str) -> list[dict[str, Any]]:
         """Return all items of a list that the service gives page by page. path: address of the list on the service."""
-        found: list[dict[str, Any]] = []
+        items: list[dict[str, Any]] = []
         joint, after = "&" if "?" in path else "?", ""
         while True:
             page = self.ask(f"{path}{joint}limit=200{after}")
-            found += page["items"]
+            items += page["items"]
             if not page["next"]:
-                return found
+                return items
             after = f"&after={page['next']}"
 
     def list_workers(self) -> list[int]:

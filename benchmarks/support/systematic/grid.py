@@ -113,8 +113,8 @@ def make_grid_row(options: Options, defense: str, batch: int) -> ResultRow:
     images = load_images(options, "cifar10", scale.images)
     attackers = list_attackers(scale)
     with measure_cpu() as clock:
-        found = {attacker.title: _attack(options, attacker, images, defense, batch) for attacker in attackers}
-    errors = {title: float(mse(x, images.x).sqrt().mean()) for title, x in found.items()}
+        answers = {attacker.title: _attack(options, attacker, images, defense, batch) for attacker in attackers}
+    errors = {title: float(mse(x, images.x).sqrt().mean()) for title, x in answers.items()}
     loss, accuracy = _train_with_defense(options, defense, batch)
     strongest = min(errors, key=lambda title: errors[title])
     perceptual = load_perceptual(options, images.data.shape[1])
@@ -130,8 +130,8 @@ def make_grid_row(options: Options, defense: str, batch: int) -> ResultRow:
         "published": find_published("strongest", defense, rank),
         "published_own": find_published("feature_reconstruction", defense, rank),
         "published_inverting": find_published("inverting_gradients", defense, rank),
-        "lpips": None if perceptual is None else float(perceptual(found["feature_reconstruction"], images.x).mean()),
-        "lpips_inverting": None if perceptual is None else float(perceptual(found["inverting_gradients"], images.x).mean()),
+        "lpips": None if perceptual is None else float(perceptual(answers["feature_reconstruction"], images.x).mean()),
+        "lpips_inverting": None if perceptual is None else float(perceptual(answers["inverting_gradients"], images.x).mean()),
         "loss": loss,
         "published_loss": find_published("loss", defense, rank),
         "accuracy": accuracy,
@@ -145,8 +145,8 @@ def _measure_null(options: Options, batch: int) -> float:
     """Return the smallest RMSE of the attacks' nulls, which no defense changes."""
     scale = choose_scale(options)
     images = load_images(options, "cifar10", scale.images)
-    found = (_attack(options, attacker, images, "none", batch, null=True) for attacker in list_attackers(scale))
-    return min(float(mse(x, images.x).sqrt().mean()) for x in found)
+    answers = (_attack(options, attacker, images, "none", batch, null=True) for attacker in list_attackers(scale))
+    return min(float(mse(x, images.x).sqrt().mean()) for x in answers)
 
 
 def _attack(options: Options, attacker: Attacker, images: Images, defense: str, batch: int, *, null: bool = False) -> Tensor:
@@ -157,15 +157,15 @@ def _attack(options: Options, attacker: Attacker, images: Images, defense: str, 
     cases = make_cases(attacker.network, attacker.network_arguments, images, defense, batch, seed=options.seed)
     attack = AttackSpec(name=attacker.name, arguments=attacker.arguments, null=null).build()
     try:
-        found = {one.case: one for one in run_attack(attack, cases, options)[0]}
+        answers = {answer.case: answer for answer in run_attack(attack, cases, options)[0]}
     except ValueError:  # the attack refuses a case, for example since the defense hides what it reads
-        found = {}
-    return torch.cat([_assign(found, case, x) for case, x in zip(cases, images.x.split(batch), strict=True)])
+        answers = {}
+    return torch.cat([_assign(answers, case, x) for case, x in zip(cases, images.x.split(batch), strict=True)])
 
 
-def _assign(found: Mapping[str, Reconstruction], case: Case, x: Tensor) -> Tensor:
+def _assign(answers: Mapping[str, Reconstruction], case: Case, x: Tensor) -> Tensor:
     """Return what was found for a case, in the order of its images x (N, *shape); grey where nothing was."""
-    guess, own = torch.full_like(x, 0.5), found.get(case.key)
+    guess, own = torch.full_like(x, 0.5), answers.get(case.key)
     if own is not None and len(own.x):
         each = keep_first(own, len(x)).x.nan_to_num().clamp(0, 1)
         for i, row in enumerate(assign_reconstructions(each, x)):

@@ -57,8 +57,8 @@ def find_palette(bits: Bits, max_values: int | None = None) -> Palette | None:
 def _find_distinct(bits: Bits) -> Bits:
     """Return the distinct values, ascending. It is faster than `np.unique` if most values differ."""
     ordered = np.sort(bits)
-    found: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
-    return found
+    distinct: Bits = ordered[np.concatenate([np.ones(min(1, len(ordered)), bool), ordered[1:] != ordered[:-1]])]
+    return distinct
 
 
 def _look_up_by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
@@ -72,5 +72,5 @@ def _look_up_by_hash(bits: Bits, values: Bits) -> NDArray[Any]:
     factors = [kind(multiplier % (1 << width)) for multiplier in MULTIPLIERS]
     factor = max(factors, key=lambda factor: len(np.unique((values * factor) >> shift)))
     places[(values * factor) >> shift] = np.arange(len(values), dtype=places.dtype)
-    found: NDArray[Any] = places[(bits * factor) >> shift]
-    return found
+    codes: NDArray[Any] = places[(bits * factor) >> shift]
+    return codes

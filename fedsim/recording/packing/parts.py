@@ -41,7 +41,7 @@ def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
     NAME may contain "/", so the last one separates. Raises ValueError for a name without "/".
     """
-    found: dict[str, dict[str, T]] = {}
+    parts: dict[str, dict[str, T]] = {}
     for key, tensor in tensors.items():
         name, separator, part = key.rpartition(PART_SEPARATOR)
         if not separator:
@@ -49,8 +49,8 @@ def split_parts(tensors: Mapping[str, T]) -> dict[str, dict[str, T]]:
                 f"the name of tensor {shorten(key)} has no {PART_SEPARATOR!r}, but a packed update names its tensors "
                 f"PARAMETER{PART_SEPARATOR}PART; {PACKED_ADVICE}"
             )
-        found.setdefault(name, {})[part] = tensor
-    return found
+        parts.setdefault(name, {})[part] = tensor
+    return parts
 
 
 @contextmanager
@@ -112,9 +112,9 @@ def check_parts(
     ValueError for a part of a wrong type or shape, and returns whether the codec writes this combination of parts. Tensors that
     were sent whole, as `dense`, are checked here.
     """
-    found = split_parts(described)
-    check_names(found, weights)
-    for name, parts in found.items():
+    packed = split_parts(described)
+    check_names(packed, weights)
+    for name, parts in packed.items():
         with name_parameter(name):
             if parts.keys() == {"dense"}:
                 check_shape(parts["dense"], weights[name])

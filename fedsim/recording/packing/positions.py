@@ -52,16 +52,16 @@ def unpack(parts: Mapping[str, Tensor], size: int) -> Positions:
     Raises ValueError unless there is at least one position, the positions strictly ascend, and all are below `size`.
     """
     if "index" in parts:
-        found = parts["index"].numpy()
+        indices = parts["index"].numpy()
     elif "mask" in parts:
-        found = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
+        indices = np.flatnonzero(unpack_bits(parts["mask"], 1, size))
     else:
-        found = _decode_gaps(parts["high"], parts["low"], size)
-    if not len(found):
+        indices = _decode_gaps(parts["high"], parts["low"], size)
+    if not len(indices):
         raise ValueError(f"is packed without positions, but needs at least one; {PACKED_ADVICE}")
-    if (highest := int(found.max())) >= size:  # checked before the conversion, in which a uint64 could overflow
+    if (highest := int(indices.max())) >= size:  # checked before the conversion, in which a uint64 could overflow
         raise ValueError(f"is packed with position {highest}, but it has only {size} entries, counted from 0; {PACKED_ADVICE}")
-    positions = found.astype(np.int64)
+    positions = indices.astype(np.int64)
     if len(at := np.flatnonzero(positions[1:] <= positions[:-1])):
         first, second = positions[at[0]], positions[at[0] + 1]
         raise ValueError(f"is packed with position {second} after {first}, but positions must ascend; {PACKED_ADVICE}")

@@ -72,10 +72,10 @@ def _decode_tensor(parts: Tensors, shape: tuple[int, ...]) -> Tensor:
     bits = np.zeros(prod(shape), f"u{some.element_size()}")
     if len(parts) > 1:
         at = positions.unpack(parts, len(bits))
-        found = to_bits(parts["values"]) if "values" in parts else values.decode_table(parts, len(at))
-        if len(found) != len(at):
-            raise ValueError(f"is packed with {len(found)} values for {len(at)} positions; {PACKED_ADVICE}")
-        bits[at] = found
+        decoded = to_bits(parts["values"]) if "values" in parts else values.decode_table(parts, len(at))
+        if len(decoded) != len(at):
+            raise ValueError(f"is packed with {len(decoded)} values for {len(at)} positions; {PACKED_ADVICE}")
+        bits[at] = decoded
     return to_tensor(bits, some.dtype, shape)
 
 

@@ -18,13 +18,13 @@ def encode_table(bits: Bits, dtype: torch.dtype, maximum: int | None = None) -> 
     If all entries are equal, "codes" is left out. Returns None if there are no entries or over `maximum` distinct values, or the
     encoding saves nothing.
     """
-    found = palette.find_palette(bits, maximum)
-    if found is None:
+    table = palette.find_palette(bits, maximum)
+    if table is None:
         return None
-    width = compute_width(len(found.values))
-    parts = {"palette": to_tensor(found.values, dtype, (-1,))}
+    width = compute_width(len(table.values))
+    parts = {"palette": to_tensor(table.values, dtype, (-1,))}
     if width:
-        parts["codes"] = pack(found.codes, width)
+        parts["codes"] = pack(table.codes, width)
     return parts if count_bytes(parts) < bits.nbytes + TENSOR_OVERHEAD_BYTES else None
 
 
@@ -41,8 +41,8 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
         raise ValueError(
             f"is packed with index {codes.max()} into a table of {len(table)} values, counted from 0; {PACKED_ADVICE}"
         )
-    found: Bits = table[codes]
-    return found
+    bits: Bits = table[codes]
+    return bits
 
 
 def check(parts: Mapping[str, TensorLike], *, maximum: int, min_count: int, max_count: int) -> None:

@@ -34,8 +34,8 @@ def _iterate_stream(words: Words, seed: bytes) -> Iterator[tuple[Words, Words]]:
     The key words are valid only until the next pair, since their memory is used again.
     """
     stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
-    zeros, made = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)
+    zeros, keystream = bytes(4 * CHUNK_WORDS), bytearray(4 * CHUNK_WORDS)
     for start in range(0, len(words), CHUNK_WORDS):
         part = words[start : start + CHUNK_WORDS]
-        stream.update_into(memoryview(zeros)[: 4 * len(part)], made)
-        yield part, np.frombuffer(made, dtype="<u4", count=len(part))
+        stream.update_into(memoryview(zeros)[: 4 * len(part)], keystream)
+        yield part, np.frombuffer(keystream, dtype="<u4", count=len(part))

@@ -44,9 +44,9 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
         raise ValueError(f"the share at point {misfits[0]} has {len(shares[misfits[0]])} bytes, but a share has {SHARE_BYTES}")
     points = sorted(shares)
     values = {point: int.from_bytes(share, "big") for point, share in shares.items()}
-    found = {_interpolate_at_zero(tuple(chosen), values) for chosen in (points[:threshold], points[-threshold:])}
-    secret = found.pop()
-    if found or secret >= 2 ** (8 * SECRET_BYTES):
+    secrets = {_interpolate_at_zero(tuple(chosen), values) for chosen in (points[:threshold], points[-threshold:])}
+    secret = secrets.pop()
+    if secrets or secret >= 2 ** (8 * SECRET_BYTES):
         raise ValueError(f"the shares at points {points} belong to different secrets, so at least one of them is wrong")
     return secret.to_bytes(SECRET_BYTES, "big")
 

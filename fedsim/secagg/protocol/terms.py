@@ -57,17 +57,17 @@ class Agreement:
         most half the number of clients that hold shares of a secret.
         """
         around = min(self.neighbours + 1, self.clients)
-        found = [
+        warnings = [
             "secure aggregation hides updates only from a server that follows the protocol. Public keys are not authenticated: "
             "a server that replaces them can read every update"
         ]
         if 2 * self.threshold <= around:
-            found.append(
+            warnings.append(
                 f"secure_aggregation.threshold = {self.threshold} is at most half of the {around} clients that hold shares of a "
                 "secret: a server that sends them different lists of the clients that dropped out can unmask single updates; "
                 f"{around // 2 + 1} or more prevents that"
             )
-        return found
+        return warnings
 
     @property
     def quantiser(self) -> Quantiser:
@@ -127,12 +127,12 @@ class SecureAggregationTable:
         if value is False:
             return None
         known = [field.name for field in fields(cls)]
-        given = {} if value is True else value
-        if not isinstance(given, dict):
+        settings = {} if value is True else value
+        if not isinstance(settings, dict):
             raise ValueError(f"secure_aggregation must be false, true or a table of {', '.join(known)}, got {value!r}")
-        if unknown := sorted(given.keys() - set(known)):
+        if unknown := sorted(settings.keys() - set(known)):
             raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(known)}.{suggest_name(unknown[0], known)}")
-        return cls(**given)
+        return cls(**settings)
 
     def settle(self, *, clients: int, training: Training, strategy: str, central: bool = False) -> Agreement:
         """Return the complete settings for a federation, with all defaults filled in.

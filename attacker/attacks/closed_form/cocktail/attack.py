@@ -87,12 +87,14 @@ class CocktailParty:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        found = []
+        reconstructions = []
         for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            found.append(self._attack(case, rng) if self.sees_gradient else build_prior_answer(case, attack=self.name, rng=rng))
+            reconstructions.append(
+                self._attack(case, rng) if self.sees_gradient else build_prior_answer(case, attack=self.name, rng=rng)
+            )
             if progress is not None:
                 progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
-        return found
+        return reconstructions
 
     def _attack(self, case: Case, rng: Generator) -> Reconstruction:
         started, observed = perf_counter(), observe([case], knows_defense=False, device=self.device)
@@ -107,14 +109,14 @@ class CocktailParty:
         _check_size(observed.examples, rows)
         mixtures = read_mixtures(rows, observed.examples)
         data = first.specify_input(observed.data) if first is not None else None
-        found = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), data=data)
+        separated = self._separate(mixtures, observed, layer, seed_generator(rng, case, "separation"), data=data)
         if first is None:
-            features = scale_features(found.vectors, biased=bool(layer.bias))
+            features = scale_features(separated.vectors, biased=bool(layer.bias))
             drawn = seed_generator(rng, case, "inversion")
             x = invert_separated(observed, layer, features, steps=self.inversion_steps, rng=drawn).double()
-            found = replace(found, x=x, route=f"{found.route}, features inverted")
-        labels = find_labels(observed, layer, rows, found.vectors, found.x)
-        return self._build(case, observed, found, labels, rng, perf_counter() - started)
+            separated = replace(separated, x=x, route=f"{separated.route}, features inverted")
+        labels = find_labels(observed, layer, rows, separated.vectors, separated.x)
+        return self._build(case, observed, separated, labels, rng, perf_counter() - started)
 
     def _separate(
         self, mixtures: Mixtures, observed: StackedObservations, layer: FeatureLayer, rng: Generator, *, data: DataSpec | None
@@ -161,33 +163,39 @@ class CocktailParty:
             loss = PublishedLoss(whitened.float(), (whitening @ mean).float(), data)
             return search_published(loss, steps=self.steps, restarts=self.restarts, rng=rng), whitening
         differences = differentiate_images(pixels, data)
-        found, whitening = self._separate_best(differences, mixtures.rank, rng)
-        return keep_in_range(found, whitening @ differences, whitening @ mixtures.basis, data), whitening
+        unmixing, whitening = self._separate_best(differences, mixtures.rank, rng)
+        return keep_in_range(unmixing, whitening @ differences, whitening @ mixtures.basis, data), whitening
 
     def _separate_best(self, mixed: Tensor, rank: int, rng: Generator) -> tuple[Unmixing, Tensor]:
         whitening, whitened = whiten(mixed, rank)
-        found = [separate(whitened, rng) for _ in range(self.restarts)]
-        return min(found, key=lambda solution: solution.loss), whitening
+        candidates = [separate(whitened, rng) for _ in range(self.restarts)]
+        return min(candidates, key=lambda solution: solution.loss), whitening
 
     def _build(
-        self, case: Case, observed: StackedObservations, found: SeparatedExamples, labels: Tensor, rng: Generator, seconds: float
+        self,
+        case: Case,
+        observed: StackedObservations,
+        separated: SeparatedExamples,
+        labels: Tensor,
+        rng: Generator,
+        seconds: float,
     ) -> Reconstruction:
-        misfit = observed.measure_misfit(0, found.x, labels)
-        certified = "linear" if misfit <= CERTIFIED_MISFIT else found.route
-        judged = judge_closed_form(certified, found.x, misfit, found.certainty, observed.data, observed.examples)
-        count, num_missing = observed.examples, observed.examples - len(found.x)
+        misfit = observed.measure_misfit(0, separated.x, labels)
+        certified = "linear" if misfit <= CERTIFIED_MISFIT else separated.route
+        judged = judge_closed_form(certified, separated.x, misfit, separated.certainty, observed.data, observed.examples)
+        count, num_missing = observed.examples, observed.examples - len(separated.x)
         grey, zeros = torch.full((num_missing, *observed.data.shape), 0.5), torch.zeros(num_missing)
         drawn = torch.randint(observed.data.num_classes, (num_missing,), generator=seed_generator(rng, case, "labels"))
-        note = f"only {len(found.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
+        note = f"only {len(separated.x)} of {count} examples could be separated; the others are returned as uniformly grey images"
         notes = (note,) if num_missing else ()
         return build_reconstruction(
             case,
-            torch.cat([found.x.float().cpu(), grey]),
+            torch.cat([separated.x.float().cpu(), grey]),
             torch.cat([labels.cpu(), drawn]),
             attack=self.name,
             rng=rng,
-            route=found.route,
-            loss=torch.tensor([found.loss]),
+            route=separated.route,
+            loss=torch.tensor([separated.loss]),
             confidence=torch.cat([judged.confidence, zeros]),
             explained=torch.cat([judged.explained, zeros]),
             evidence={name: (*values.tolist(), *([0.0] * num_missing)) for name, values in judged.evidence.items()},

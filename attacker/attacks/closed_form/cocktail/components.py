@@ -110,9 +110,9 @@ def _compute_step(y: Tensor, eye: Tensor) -> Tensor:
     slope = (2 * y / (1 + square)) @ y.T / y.shape[1] - eye
     bend = 2 * (1 - square) / (1 + square).square()
     h = bend.mean(dim=1)[:, None] * square.mean(dim=1)[None]
-    own = 1 + (bend * square).mean(dim=1)
+    diagonal = 1 + (bend * square).mean(dim=1)
     minimum = (h + h.T) / 2 - ((h - h.T).square() / 4 + 1).sqrt()
     h = h + (MIN_CURVATURE - minimum).clamp(min=0)
     step = (slope.T - slope * h.T) / (h * h.T - 1)
-    step.diagonal().copy_(-slope.diagonal() / own.clamp(min=MIN_CURVATURE))
+    step.diagonal().copy_(-slope.diagonal() / diagonal.clamp(min=MIN_CURVATURE))
     return step

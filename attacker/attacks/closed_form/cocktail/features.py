@@ -93,17 +93,17 @@ def invert_separated(
     name = layer.weight.removesuffix(".weight")
     for _ in range(steps):
         x = 0.5 + spread(z)
-        made = _record_inputs(observed, x)[name][0]
+        inputs = _record_inputs(observed, x)[name][0]
         loss = (
-            1 - functional.cosine_similarity(made, target, dim=1)
+            1 - functional.cosine_similarity(inputs, target, dim=1)
             + PRIOR_WEIGHT * z.square().flatten(1).mean(dim=1)
             + RANGE_WEIGHT * (x - x.clamp(0, 1)).square().flatten(1).mean(dim=1)
         ).sum()  # fmt: skip
         (z.grad,) = torch.autograd.grad(loss, [z])
         optimiser.step()
         schedule.step()
-    found: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
-    return found
+    result: Tensor = (0.5 + spread(z.detach())).clamp(0, 1)
+    return result
 
 
 def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[Tensor]]:
@@ -115,4 +115,4 @@ def _record_inputs(observed: StackedObservations, x: Tensor) -> dict[str, list[T
     single = {name: t.float() if t.is_floating_point() else t for name, t in state.items()}
     with record_calls(list_linear(observed.model)) as seen:
         run_forward_pass(observed.model, single, observed.data.normalise(x.float()))
-    return {name: [given for given, _ in calls] for name, calls in seen.items()}
+    return {name: [inputs for inputs, _ in calls] for name, calls in seen.items()}

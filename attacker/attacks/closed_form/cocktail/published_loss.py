@@ -67,7 +67,7 @@ def search_published(loss: PublishedLoss, *, steps: int, restarts: int, rng: Gen
     for _ in range(steps):
         (w.grad,) = torch.autograd.grad(loss.compute(functional.normalize(w, dim=2)).sum(), [w])
         optimiser.step()
-    found = functional.normalize(w.detach(), dim=2)
-    losses = loss.compute(found)
+    result = functional.normalize(w.detach(), dim=2)
+    losses = loss.compute(result)
     best = int(losses.argmin())
-    return Unmixing(found[best], float(losses[best]))
+    return Unmixing(result[best], float(losses[best]))

@@ -28,15 +28,15 @@ def measure_excess(vectors: Tensor, data: DataSpec) -> Tensor:
     return (x - x.clamp(0, 1)).square().flatten(1).mean(dim=1)
 
 
-def keep_in_range(found: Unmixing, whitened: Tensor, vectors: Tensor, data: DataSpec) -> Unmixing:
-    """Return an unmixing (R, R) near `found` whose images are within [0, 1] as far as possible.
+def keep_in_range(unmixing: Unmixing, whitened: Tensor, vectors: Tensor, data: DataSpec) -> Unmixing:
+    """Return an unmixing (R, R) near `unmixing` whose images are within [0, 1] as far as possible.
 
     The loss of `maximise_likelihood` plus RANGE_WEIGHT * sum_i log(1 + e_i / RANGE_SCALE), with the excess e_i of image i, is
     minimised by Adam. whitened: whitened mixtures (R, N) of differences. vectors: the same mixtures of [x, 1], (R, F + 1). The
-    field `loss` is copied from `found`, so that it belongs to `found.matrix`. If Adam diverges, `found` is returned.
+    field `loss` is copied from `unmixing`, so that it belongs to `unmixing.matrix`. If Adam diverges, `unmixing` is returned.
     """
     z, b = whitened.float(), vectors.float()
-    w = found.matrix.clone().requires_grad_()
+    w = unmixing.matrix.clone().requires_grad_()
     optimiser = torch.optim.Adam([w], lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
     for _ in range(STEPS):
@@ -46,4 +46,4 @@ def keep_in_range(found: Unmixing, whitened: Tensor, vectors: Tensor, data: Data
         optimiser.step()
         schedule.step()
     moved = w.detach()
-    return Unmixing(moved, found.loss) if bool(moved.isfinite().all()) else found
+    return Unmixing(moved, unmixing.loss) if bool(moved.isfinite().all()) else unmixing

@@ -104,22 +104,24 @@ def explain_batch(
     x, y, source, misfit, turned, beside, twins, mixed = [], [], [], [], [], [], [], []
     for i in range(answer.found):
         if answer.scaled:
-            one, twin = answer.x[i], False
+            example, twin = answer.x[i], False
         else:
-            one, twin = simulation.find_norm(answer.x[i], answer.d[i] * examples, bounds)
-        length = 1.0 if answer.scaled else float(one.norm())
+            example, twin = simulation.find_norm(answer.x[i], answer.d[i] * examples, bounds)
+        length = 1.0 if answer.scaled else float(example.norm())
         part = answer.d[i] * examples / length
-        each = simulation.simulate_all_labels(one[None])[0]
-        labels, missed = _find_labels(each, part, spare)
+        by_label = simulation.simulate_all_labels(example[None])[0]
+        labels, missed = _find_labels(by_label, part, spare)
         spare -= len(labels) - 1
-        x += [one] * len(labels)
+        x += [example] * len(labels)
         y += list(labels)
         source += [i] * len(labels)
         misfit.append(missed)
-        turned.append(min(missed, _measure_angle(each, part)))
-        beside.append(_measure_distance(torch.cat([each, compute_output_gradient(chain, simulation.weights, one[None])]), part))
+        turned.append(min(missed, _measure_angle(by_label, part)))
+        beside.append(
+            _measure_distance(torch.cat([by_label, compute_output_gradient(chain, simulation.weights, example[None])]), part)
+        )
         twins.append(twin)
-        mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(each[:, None], part[None])))
+        mixed.append(missed > MIN_SINGLE_MISFIT and bool(find_mixed_labels(by_label[:, None], part[None])))
     return LabelledExamples(
         x=torch.stack(x), y=torch.tensor(y), source=torch.tensor(source), misfit=torch.tensor(misfit, dtype=torch.float64),
         turned=torch.tensor(turned, dtype=torch.float64),
@@ -192,11 +194,11 @@ class _LabelSimulation:
         padded = torch.nn.functional.pad(missed.T, (1, 1), value=float("inf")).T
         valleys = ((missed <= padded[:-2]) & (missed <= padded[2:])).nonzero()
         near = missed[valleys[:, 0], valleys[:, 1]].argsort()[: 2 * self.classes]
-        found = [
+        norms = [
             self._refine_norm(x, observed, grid[place], int(label), grid[1] - grid[0]) for place, label in valleys[near].tolist()
         ]
-        minimum = min(missed for _, missed in found)
-        lengths = sorted({round(float(s), 6): s for s, missed in found if missed <= minimum + TWIN_TOLERANCE}.values())
+        minimum = min(missed for _, missed in norms)
+        lengths = sorted({round(float(s), 6): s for s, missed in norms if missed <= minimum + TWIN_TOLERANCE}.values())
         candidates = [s.exp() * x for s in torch.stack(lengths)]
         if bounds is not None:
             low_, high_ = (b.double().flatten() for b in bounds)

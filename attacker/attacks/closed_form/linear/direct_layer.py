@@ -11,12 +11,12 @@ from itertools import product
 import torch
 from torch import Generator, Tensor
 
-from attacker.attacks.closed_form.input_scaling import MAX_AFFINE_ERROR, MIN_SCALE
+from attacker.attacks.closed_form.input_scaling import InputScaling
 from attacker.attacks.closed_form.layer_input import InputRecorder, infer_case_labels
 from attacker.attacks.closed_form.linear.first_layer import recover_from_layer
 from attacker.attacks.closed_form.linear.layer_gradient import LayerGradient
 from attacker.attacks.closed_form.linear.single_example import SINGLE_NEURON_CERTAINTY, ZERO_BIAS, divide_rows
-from attacker.attacks.closed_form.observations import StackedObservations
+from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.networks.activations import RELU
 from attacker.attacks.networks.layers import Layer
 from fedsim.recording.observation import DataSpec
@@ -36,15 +36,10 @@ MAX_KNOWN_ERROR = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class DirectLayer:
-    """A linear layer with a bias whose input is scale * x + shift, value by value, for the flattened example x in [0, 1].
-
-    name: of the layer. scale, shift: (F,). width: number of neurons.
-    """
+    """A linear layer with a bias whose input is the flattened example in [0, 1], scaled and shifted value by value."""
 
     name: str
-    scale: Tensor
-    shift: Tensor
-    width: int
+    scaling: InputScaling
 
     @property
     def parameters(self) -> tuple[str, str]:
@@ -53,17 +48,11 @@ class DirectLayer:
 
     def restore_examples(self, inputs: Tensor, data: DataSpec) -> Tensor:
         """Return the examples (N, *shape) for inputs (N, F) of the layer."""
-        return ((inputs - self.shift) / self.scale).reshape(-1, *data.shape)
+        return self.scaling.undo(inputs).reshape(-1, *data.shape)
 
-
-@dataclass(frozen=True, kw_only=True)
-class DirectAnswer:
-    """The examples x (N, *shape) of a case, their labels y (N,), and certainties in [0, 1], NaN for possible mixtures, (N,)."""
-
-    x: Tensor
-    y: Tensor
-    certainty: Tensor
-    notes: tuple[str, ...]
+    def get_range(self) -> tuple[Tensor, Tensor]:
+        """Return the inputs (F,) of the layer for examples of zeros and of ones."""
+        return self.scaling.shift, self.scaling.scale + self.scaling.shift
 
 
 def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | None:
@@ -72,10 +61,10 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
     The layer is found by forward passes of three examples, one by one, at the weights and buffers that the server sent. None also
     if the network fails in one of them. For a batch, a pass has two copies of the example.
     """
-    passed, data = InputRecorder(observed, i, copies=1 if observed.examples == 1 else 2), observed.data
+    network, data = InputRecorder(observed, i, copies=1 if observed.examples == 1 else 2), observed.data
     probe = torch.rand(data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device)
     try:
-        low, high, middle = (passed.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))
+        low, high, middle = (network.record_inputs(x) for x in (torch.zeros_like(probe), torch.ones_like(probe), probe))
     except Exception:  # a user's network may fail in any way, which the search reports
         return None
     for name in low:
@@ -83,10 +72,9 @@ def find_direct_layer(observed: StackedObservations, i: int) -> DirectLayer | No
         usable = {f"{name}.weight", f"{name}.bias"} <= observed.gradient.keys() - observed.omitted
         if not usable or len(shift) != data.size or name not in high or name not in middle:
             continue
-        scale = high[name].detach() - shift
-        largest, error = scale.abs().max(), (scale * probe.flatten() + shift - middle[name].detach()).abs().max()
-        if scale.abs().min() > MIN_SCALE * largest and error <= MAX_AFFINE_ERROR * largest:
-            return DirectLayer(name=name, scale=scale, shift=shift, width=len(observed.gradient[f"{name}.bias"][i]))
+        scaling = InputScaling(high[name].detach() - shift, shift)
+        if scaling.is_invertible and scaling.maps(probe.flatten(), middle[name].detach()):
+            return DirectLayer(name=name, scaling=scaling)
     return None
 
 
@@ -97,7 +85,7 @@ def is_followed_by_relu(observed: StackedObservations, layer: DirectLayer) -> bo
     """
     x = torch.rand(4, *observed.data.shape, generator=torch.Generator().manual_seed(0)).to(observed.device, observed.dtype)
     weight, bias = (observed.get_weights(0)[name] for name in layer.parameters)
-    z = (layer.scale * x.flatten(1) + layer.shift) @ weight.T + bias
+    z = layer.scaling.apply(x.flatten(1)) @ weight.T + bias
     try:
         used = (observed.differentiate_outputs(layer.name, x) != 0).any(dim=0)
     except Exception:  # a user's network may fail in any way
@@ -105,28 +93,32 @@ def is_followed_by_relu(observed: StackedObservations, layer: DirectLayer) -> bo
     return used.shape == z.shape and bool(used.any()) and bool((z < 0).any()) and not bool((used & (z < 0)).any())
 
 
-def recover_direct_example(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
+def recover_direct_example(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the only example of case i, from the gradient of a layer that sees it directly, and its label.
 
-    The label is the one whose simulated gradient fits best or, with many classes, inferred from the last layer.
+    The label is the one whose simulated gradient fits best or, with many classes, inferred from the last layer. The certainty of
+    the example is in `ClosedFormAnswer.stays`.
     """
     weight, bias = (observed.gradient[name][i] for name in layer.parameters)
     if not bool(bias.any()):
-        return _build_empty(observed, ZERO_BIAS)
+        return ClosedFormAnswer.without_examples(observed.data, "linear", ZERO_BIAS)
     rows = torch.cat([weight, bias[:, None]], dim=1)
     h, certainty, note = divide_rows(rows / rows.abs().amax())
     x = layer.restore_examples(h[None], observed.data)
-    return DirectAnswer(x=x, y=choose_label(observed, x, i, rng), certainty=certainty[None], notes=(note,) if note else ())
+    y = choose_label(observed, x, i, rng)
+    return ClosedFormAnswer(x, y, "linear", notes=(note,) if note else (), stays=certainty[None])
 
 
-def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> DirectAnswer:
+def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: int, rng: Generator) -> ClosedFormAnswer:
     """Return the examples of a batch, case i, that the gradient of a layer followed by ReLU separates, and their labels.
 
-    An example that is computed from a single neuron counts only if it has the values of an 8-bit image.
+    An example that is computed from a single neuron counts only if it has the values of an 8-bit image. The certainties of the
+    examples are in `ClosedFormAnswer.stays`, NaN for possible mixtures.
     """
     weight, bias = layer.parameters
-    wide, narrow = (layer.width,), any(w.ndim > 2 and w.shape[1] <= 2 for w in observed.weights.values())
-    size, ends = (observed.data.size,), (layer.shift, layer.scale + layer.shift)
+    wide = observed.gradient[bias][i].shape
+    narrow = any(w.ndim > 2 and w.shape[1] <= 2 for w in observed.weights.values())
+    size, ends = (observed.data.size,), layer.get_range()
     gradient = LayerGradient(
         Layer(
             name=layer.name, weight=weight, bias=bias, inputs=size, product_inputs=size, product_outputs=wide, outputs=wide,
@@ -138,23 +130,17 @@ def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: i
         uniform=narrow,
         shares_direction=narrow,
     )  # fmt: skip
-    found = recover_from_layer(gradient, observed.examples, rng)
-    kept = (found.certainty > SINGLE_NEURON_CERTAINTY) | gradient.is_eight_bit(found.x)
+    recovered = recover_from_layer(gradient, observed.examples, rng)
+    kept = (recovered.certainty > SINGLE_NEURON_CERTAINTY) | gradient.is_eight_bit(recovered.x)
     if not bool(kept.any()):
-        return _build_empty(observed, found.note or NOTHING_DIRECT)
-    inputs = found.x[kept]
+        return ClosedFormAnswer.without_examples(observed.data, "linear", recovered.note or NOTHING_DIRECT)
+    inputs = recovered.x[kept]
     x = layer.restore_examples(inputs, observed.data)
     y, explained = _choose_labels(observed, layer, x, _solve_output_gradients(gradient.rows, inputs))
     y, missed = _correct_labels(observed, i, x, y)
-    sure = explained | gradient.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
-    certainty = found.certainty[kept].masked_fill(~sure, torch.nan)
-    return DirectAnswer(x=x, y=y, certainty=certainty, notes=(found.note,) if found.note else ())
-
-
-def _build_empty(observed: StackedObservations, note: str) -> DirectAnswer:
-    return DirectAnswer(
-        x=torch.zeros(0, *observed.data.shape), y=torch.zeros(0, dtype=torch.long), certainty=torch.zeros(0), notes=(note,)
-    )
+    certain = explained | gradient.is_eight_bit(inputs) | (missed <= MAX_WHOLE_DISTANCE)
+    certainty = recovered.certainty[kept].masked_fill(~certain, torch.nan)
+    return ClosedFormAnswer(x, y, "linear", notes=(recovered.note,) if recovered.note else (), stays=certainty)
 
 
 def _solve_output_gradients(rows: Tensor, inputs: Tensor) -> Tensor:
@@ -181,11 +167,11 @@ def _choose_labels(observed: StackedObservations, layer: DirectLayer, x: Tensor,
         return y, explained
     for k, part in enumerate(gradients):
         known = ~part.isnan()
-        each, own = every[:, k, known], part[known]
-        units = torch.nn.functional.normalize(each, dim=1)
-        gaps = (units - own / own.norm().clamp(min=1e-300)).norm(dim=1)
+        of_labels, part_known = every[:, k, known], part[known]
+        units = torch.nn.functional.normalize(of_labels, dim=1)
+        gaps = (units - part_known / part_known.norm().clamp(min=1e-300)).norm(dim=1)
         y[k] = gaps.argmin()
-        values = torch.linalg.svdvals(each)
+        values = torch.linalg.svdvals(of_labels)
         varied = len(values) > 1 and float(values[1]) > MAX_TURNED * float(values[0])
         explained[k] = varied and float(gaps.min()) <= MAX_TURNED
     return y, explained

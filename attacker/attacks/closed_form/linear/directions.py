@@ -157,8 +157,8 @@ class DirectionPool:
             weight = off / (size.square() + minimum.square())
             weight = weight / weight.amax(dim=1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
             scatter = (rows.T * weight[:, None]) @ rows
-            found = torch.linalg.eigh(scatter)[1][:, :, 0]
-            q = torch.where((off.sum(dim=1) >= rank)[:, None], found, q)
+            sharpened = torch.linalg.eigh(scatter)[1][:, :, 0]
+            q = torch.where((off.sum(dim=1) >= rank)[:, None], sharpened, q)
         return q
 
     def find_on_neurons(self) -> Tensor:
@@ -175,15 +175,15 @@ class DirectionPool:
         The best have the most zeros, less `penalty` times the estimated number of neurons on the wrong side of the plane that
         best separates the neurons that are on from the others, see `zeros.measure_separability`.
         """
-        found: list[int] = []
+        chosen: list[int] = []
         left = torch.eye(self.space.rank, dtype=self.q.dtype, device=self.q.device)
         for i in self._rank(self.off, self.score, penalty).tolist():
             new = left @ self.q[i]
             if float(new.norm()) > MIN_INDEPENDENT:
                 left = left - torch.outer(new, new) / new.square().sum()
-                found.append(i)
-            if len(found) == self.space.rank:
-                return found
+                chosen.append(i)
+            if len(chosen) == self.space.rank:
+                return chosen
         return None
 
     def _rank(self, off: Tensor, score: Tensor, penalty: float) -> Tensor:

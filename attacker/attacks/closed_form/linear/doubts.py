@@ -137,12 +137,12 @@ def estimate_residual(observed: StackedObservations, i: int, names: Sequence[str
     It is infinite behind a defense and where clients compute in less than float32, so that the share tells nothing.
     names: of the layer's weight and bias.
     """
-    one = observed.cases[i].observations[0]
-    if one.is_defended or one.training.precision != "float32":
+    observation = observed.cases[i].observations[0]
+    if observation.is_defended or observation.training.precision != "float32":
         return float("inf")
-    rounded = [name for name in names if name is not None and name in one.rounding]
-    power = sum(float(one.update[name].double().square().sum()) for name in rounded)
-    rounding = sum(float(one.rounding[name].double().square().sum()) for name in rounded)
+    rounded = [name for name in names if name is not None and name in observation.rounding]
+    power = sum(float(observation.update[name].double().square().sum()) for name in rounded)
+    rounding = sum(float(observation.rounding[name].double().square().sum()) for name in rounded)
     return MAX_SINGLE_RESIDUAL + 10 * rounding / power if power else MAX_SINGLE_RESIDUAL
 
 

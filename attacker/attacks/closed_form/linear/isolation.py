@@ -166,17 +166,17 @@ def select_independent(directions: Tensor, *, minimum: float = 1e-4) -> list[int
 
     A direction is selected if its distance to all linear combinations of those selected before exceeds `minimum`.
     """
-    found: list[int] = []
+    selected: list[int] = []
     basis = directions.new_zeros(0, directions.shape[1])
     for i, direction in enumerate(directions):
         left = direction - basis.T @ (basis @ direction)
         if float(left.norm()) > minimum:
             left = left - basis.T @ (basis @ left)
             basis = torch.cat([basis, (left / left.norm())[None]])
-            found.append(i)
-        if len(found) == directions.shape[1]:
+            selected.append(i)
+        if len(selected) == directions.shape[1]:
             break
-    return found
+    return selected
 
 
 def find_mixtures(vectors: Tensor) -> Tensor:

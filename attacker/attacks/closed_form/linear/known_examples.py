@@ -42,13 +42,13 @@ def find_remaining(factors: Factors, known: Tensor, forward: Tensor, constant: T
     complement = torch.linalg.svd(q.T)[2][len(p) :].T  # orthonormal columns, orthogonal to all known directions
     others, samples = p[:0], 0
     if complement.shape[1]:
-        found = find(_subtract(factors, p, q, complement), forward @ complement, complement.T @ constant)
-        if found is None:
+        remaining = find(_subtract(factors, p, q, complement), forward @ complement, complement.T @ constant)
+        if remaining is None:
             return None
-        inverse, failed = torch.linalg.inv_ex(found.q)
+        inverse, failed = torch.linalg.inv_ex(remaining.q)
         if int(failed):
             return None
-        others, samples = inverse @ complement.T, found.samples
+        others, samples = inverse @ complement.T, remaining.samples
     directions, failed = torch.linalg.inv_ex(torch.cat([p, others]))
     if int(failed) or not bool(torch.isfinite(directions).all()):
         return None

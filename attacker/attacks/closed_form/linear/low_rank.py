@@ -61,20 +61,20 @@ def factorise(rows: Tensor, examples: int | None = None) -> Factors | None:
     if not torch.isfinite(rows).all() or not length.any():
         return None
     weight = torch.where(length > 0, 1.0, 0.0).to(length)
-    found: Factors | None = None
+    factors: Factors | None = None
     for _ in range(2):
         values, vectors = torch.linalg.svd(rows * weight[:, None], full_matrices=False)[1:]
         rank, gap = _estimate_rank(values, examples)
         if not rank:
-            return found
+            return factors
         basis = vectors[:rank]
         coordinates = rows @ basis.T
         noise = _estimate_noise(rows, coordinates, basis)
         live = (length > 0) & (coordinates.norm(dim=1) > NOISE_LEVEL * noise * rank**0.5)
         saturated = rank >= min(int(live.sum()), int(rows.any(dim=0).sum()))
-        found = Factors(coordinates, basis, noise, live, gap, saturated)
+        factors = Factors(coordinates, basis, noise, live, gap, saturated)
         weight = torch.where(length > 0, noise[length > 0].median() / noise, 0)
-    return found
+    return factors
 
 
 def _estimate_rank(values: Tensor, examples: int | None) -> tuple[int, float]:

@@ -73,8 +73,8 @@ def refine_directions(factors: Factors, p: Tensor, forward: Tensor, constant: Te
         z = (forward @ (p / (p @ constant)[:, None]).T)[factors.live]
         tried = torch.stack([_find_sparse(rows, q[i], z[:, i], OFF_SHARES[number % len(OFF_SHARES)]) for i in range(len(q))])
         pool = _keep_exact(torch.cat([pool, tried]), rows)
-        before, (q, replaced) = replaced, _replace_by_exact(pool, start, rows, z)
-        if bool((replaced & before).all()):
+        previous, (q, replaced) = replaced, _replace_by_exact(pool, start, rows, z)
+        if bool((replaced & previous).all()):
             break
     q = back @ q.T
     q = _sharpen(q / q.norm(dim=0), replaced, factors)

@@ -1,6 +1,7 @@
 """Route `linear`: the examples of one case from the gradient of a first linear layer, with labels, and doubts of the answer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -85,11 +86,11 @@ def choose_first_layer(observed: StackedObservations) -> Chain | DirectLayer | P
         return chain
     direct = find_direct_layer(observed, 0)
     if observed.examples == 1:
-        found = direct or find_patch_layer(observed, 0)
+        layer = direct or find_patch_layer(observed, 0)
     else:
-        found = direct if direct is not None and is_followed_by_relu(observed, direct) else None
-    if found is not None:
-        return found
+        layer = direct if direct is not None and is_followed_by_relu(observed, direct) else None
+    if layer is not None:
+        return layer
     if isinstance(chain, str):
         raise ValueError(f"the closed form 'linear' cannot invert this network: {chain}{observed.search_advice}")
     raise ValueError(
@@ -122,7 +123,7 @@ def _solve_chain(observed: StackedObservations, chain: Chain, i: int, rng: Gener
     linear = recover_linear(chain, observed.get_weights(i), gradient, observed.examples, rng, bounds=bounds)
     notes: tuple[str, ...] = (linear.note,) if linear.note else ()
     if not linear.found:
-        return _build_empty(observed, *notes)
+        return ClosedFormAnswer.without_examples(observed.data, "linear", *notes)
     try:
         labelled = _explain_batch(observed, chain, i, linear)
     except ValueError:  # only some examples were isolated
@@ -190,41 +191,33 @@ def _label_some(observed: StackedObservations, chain: Chain, i: int, linear: Lin
 def _solve_direct_example(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_direct_layer(observed, i)
     if layer is None:
-        return _build_empty(observed)
-    found = recover_direct_example(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
-    if not len(found.x):
-        return ClosedFormAnswer(found.x, found.y, "linear", found.notes)
-    eight_bit = observed.data.is_image and bool(is_eight_bit(found.x).all())
-    misfit, open_question = observed.measure_misfit(i, found.x, found.y), ""
+        return ClosedFormAnswer.without_examples(observed.data, "linear")
+    answer = recover_direct_example(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    if answer.stays is None:
+        return answer
+    certainty, eight_bit = float(answer.stays), observed.data.is_image and bool(is_eight_bit(answer.x).all())
+    misfit, open_question = observed.measure_misfit(i, answer.x, answer.y), ""
     if observed.draws_before(layer.name):
         open_question = CHANGED_INPUTS
-    elif not eight_bit and float(1 - found.certainty) > estimate_residual(observed, i, layer.parameters):
+    elif not eight_bit and float(1 - answer.stays) > estimate_residual(observed, i, layer.parameters):
         open_question = SECOND_EXAMPLE
     elif not eight_bit and misfit > MAX_AMBIGUOUS_MISFIT:
-        inputs = (layer.scale * found.x.flatten() + layer.shift)[None]
-        ends = layer.shift, layer.scale + layer.shift
-        other_loss = can_measure_any_loss(observed) and measure_any_loss(observed, i, found.x) <= MAX_AMBIGUOUS_MISFIT
-        if not other_loss or is_pattern_common(observed, i, layer.parameters, inputs, ends):
+        inputs = layer.scaling.apply(answer.x.flatten())[None]
+        other_loss = can_measure_any_loss(observed) and measure_any_loss(observed, i, answer.x) <= MAX_AMBIGUOUS_MISFIT
+        if not other_loss or is_pattern_common(observed, i, layer.parameters, inputs, layer.get_range()):
             open_question = MIXED_OR_MISSTATED
-    final = not open_question and is_settled_by_one(observed, i, float(found.certainty))
-    return ClosedFormAnswer(
-        found.x, found.y, "linear", found.notes, stays=found.certainty, final=final, open_question=open_question
-    )
+    return replace(answer, final=not open_question and is_settled_by_one(observed, i, certainty), open_question=open_question)
 
 
 def _solve_direct_batch(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_direct_layer(observed, i)
     if layer is None:
-        return _build_empty(observed)
-    found = recover_direct_batch(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
-    whole = 0 < len(found.x) == observed.examples and float(found.certainty.min()) >= STOP_AGREEMENT
-    return ClosedFormAnswer(
-        found.x,
-        found.y,
-        "linear",
-        found.notes,
-        stays=found.certainty,
-        final=whole and observed.estimate_noise(i) == 0,
+        return ClosedFormAnswer.without_examples(observed.data, "linear")
+    answer = recover_direct_batch(observed, layer, i, seed_generator(rng, observed.cases[i], "linear"))
+    complete = answer.stays is not None and len(answer.x) == observed.examples and float(answer.stays.min()) >= STOP_AGREEMENT
+    return replace(
+        answer,
+        final=complete and observed.estimate_noise(i) == 0,
         open_question=CHANGED_INPUTS if observed.draws_before(layer.name) else "",
     )
 
@@ -233,7 +226,7 @@ def _solve_patches(observed: StackedObservations, i: int, rng: Generator) -> Clo
     layer = find_patch_layer(observed, i)
     x, certainty = (None, 0.0) if layer is None else solve_patches(observed, layer, i)
     if x is None or layer is None:
-        return _build_empty(observed, DEPENDENT)
+        return ClosedFormAnswer.without_examples(observed.data, "linear", DEPENDENT)
     y = choose_label(observed, x, i, seed_generator(rng, observed.cases[i], "linear"))
     open_question = ""
     if observed.draws_before(layer.name):
@@ -242,7 +235,3 @@ def _solve_patches(observed: StackedObservations, i: int, rng: Generator) -> Clo
         open_question = UNEXPLAINED
     final = not open_question and is_settled_by_one(observed, i, certainty)
     return ClosedFormAnswer(x, y, "linear", stays=torch.full((1,), certainty), final=final, open_question=open_question)
-
-
-def _build_empty(observed: StackedObservations, *notes: str) -> ClosedFormAnswer:
-    return ClosedFormAnswer(torch.zeros(0, *observed.data.shape), torch.zeros(0, dtype=torch.long), "linear", notes)

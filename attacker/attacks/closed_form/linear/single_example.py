@@ -75,6 +75,6 @@ def recover_rank_one(gradient: LayerGradient, note: str) -> LinearAnswer:
 
     Fewer than `MIN_ALONE_NEURONS` neurons with a gradient are no evidence of a single example: one row always has rank one.
     """
-    found = recover_single(gradient, note)
+    answer = recover_single(gradient, note)
     few = int((gradient.rows.norm(dim=1) > 0).sum()) < MIN_ALONE_NEURONS
-    return replace(found, certainty=found.certainty.clamp(max=SINGLE_NEURON_CERTAINTY)) if few else found
+    return replace(answer, certainty=answer.certainty.clamp(max=SINGLE_NEURON_CERTAINTY)) if few else answer

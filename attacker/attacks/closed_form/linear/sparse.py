@@ -70,14 +70,14 @@ def search_directions(
     rounds = max(1, int(samples * min(1.0, (LARGE_BATCH / space.rank) ** 2)) // SAMPLES_PER_BATCH)
     for done in range(1, rounds + 1):
         pool.add(sample_directions(space, score_likely_on(factors, forward, pool.find_on_neurons(), rng), rng))
-        found = _choose(pool, factors, forward, constant)
-        if found is None:
+        directions = _choose(pool, factors, forward, constant)
+        if directions is None:
             continue
-        if 0 < int((found.agreement < STOP_AGREEMENT).sum()) <= MAX_REPAIRED:
-            pool.unmix(found.q, found.agreement < STOP_AGREEMENT)
-            found = _choose(pool, factors, forward, constant) or found
-        if best is None or float(found.agreement.sum()) >= float(best.agreement.sum()):
-            best = found._replace(samples=done * SAMPLES_PER_BATCH)
+        if 0 < int((directions.agreement < STOP_AGREEMENT).sum()) <= MAX_REPAIRED:
+            pool.unmix(directions.q, directions.agreement < STOP_AGREEMENT)
+            directions = _choose(pool, factors, forward, constant) or directions
+        if best is None or float(directions.agreement.sum()) >= float(best.agreement.sum()):
+            best = directions._replace(samples=done * SAMPLES_PER_BATCH)
         if bool((best.agreement >= STOP_AGREEMENT).all()):
             break
     return best

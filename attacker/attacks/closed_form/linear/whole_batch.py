@@ -57,9 +57,9 @@ class DirectionSearch:
         layer has a bias; else None.
         """
         if self.templates is not None and factors.rank >= MIN_MODULUS_BATCH:
-            found = find_directions(factors, self.templates, forward, self.rng, constant=constant)
-            if found is not None or factors.rank > MAX_SAMPLED_BATCH:
-                return found
+            directions = find_directions(factors, self.templates, forward, self.rng, constant=constant)
+            if directions is not None or factors.rank > MAX_SAMPLED_BATCH:
+                return directions
         return search_directions(factors, forward, self.rng, samples=self.samples, constant=constant)
 
 
@@ -126,21 +126,23 @@ def _search_beside(
     return find_remaining(factors, known, forward, constant, find)
 
 
-def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, examples: int | None, how: str) -> LinearAnswer:
+def _recover_all(
+    gradient: LayerGradient, factors: Factors, directions: Directions, examples: int | None, how: str
+) -> LinearAnswer:
     """Recover the inputs of the layer for a batch from the R directions of its examples, see `sparse`.
 
     Along an example's direction, a neuron is zero if ReLU turns it off for that example. If inputs and zeros
     together explain the gradient up to its noise, all examples are returned. If they do not, an example is returned only if
     its agreement (`Directions.agreement`) is at least MIN_AGREEMENT.
-    factors:  the gradient, factorised with rank R. found: the directions.
+    factors:  the gradient, factorised with rank R. directions: of the examples.
     examples: number of examples of the batch, if known; the answer has a note if R is smaller.
     how:      the method that found the directions, for the answer.
     """
-    p, info = torch.linalg.inv_ex(found.q)
+    p, info = torch.linalg.inv_ex(directions.q)
     if int(info):
         return build_empty_answer(gradient.layer, "no independent directions were found", rank=factors.rank)
-    pattern = find_pattern(found.q, factors)
-    x, d, certainty = p @ factors.basis, factors.coordinates @ found.q, found.agreement
+    pattern = find_pattern(directions.q, factors)
+    x, d, certainty = p @ factors.basis, factors.coordinates @ directions.q, directions.agreement
     sure = certainty >= MIN_AGREEMENT
     settled = _fit_gradient(gradient, factors, x, pattern.on, sure)
     if settled is not None:
@@ -149,8 +151,8 @@ def _recover_all(gradient: LayerGradient, factors: Factors, found: Directions, e
     x, d = x / side[:, None], d * side
     sure = sure & torch.isfinite(x).all(dim=1)
     if gradient.biased and settled is not None and bool(sure.all()):
-        own, info = torch.linalg.inv_ex(x @ factors.basis.T)
-        x = x if int(info) else match_kinks(x, gradient.weight, find_pattern(own, factors))
+        inverse, info = torch.linalg.inv_ex(x @ factors.basis.T)
+        x = x if int(info) else match_kinks(x, gradient.weight, find_pattern(inverse, factors))
     x = x[:, :-1] if gradient.biased else x
     missing = factors.rank - int(sure.sum())
     note = join_notes(

@@ -133,11 +133,11 @@ class ComposedEquations:
 
     def _linearise_top(self, inputs: Tensor) -> tuple[LayerSystem, EquationValues]:
         """Return the equations of layer i, without upper bounds that its `inputs` fulfil, and the residual, right less left."""
-        got = self.system.apply(inputs)
-        missed = (self.target * self.scale).add(got, torch.full_like(got.weights.flatten(1)[:, 0], -1))
+        left_sides = self.system.apply(inputs)
+        missed = (self.target * self.scale).add(left_sides, torch.full_like(left_sides.weights.flatten(1)[:, 0], -1))
         if bool(self.known.all()):
             return self.system, missed
-        system, holds = copy(self.system), (self.known | (missed.weights < 0)).to(got.weights.dtype)
+        system, holds = copy(self.system), (self.known | (missed.weights < 0)).to(left_sides.weights.dtype)
         system.scale = EquationValues(self.scale.weights * holds, self.scale.gradients)
         return system, EquationValues(missed.weights * holds, missed.gradients)
 
@@ -149,13 +149,13 @@ class ComposedEquations:
         slopes: derivatives of the activations of the layers below, from first to last.
         """
         outputs: list[Tensor] = []
-        given: list[Tensor] = []
+        products: list[Tensor] = []
         gradient = self.system.compute_gradient_below() if self.below else self.system.k
         for j in reversed(range(len(self.below))):
             outputs.insert(0, gradient)
-            given.insert(0, _map_to_products(self.layers[j], slopes[j] * gradient))
-            gradient = _apply_transposed_weight(self.layers[j], self.weights[j], given[0])
-        return tuple(outputs), tuple(given)
+            products.insert(0, _map_to_products(self.layers[j], slopes[j] * gradient))
+            gradient = _apply_transposed_weight(self.layers[j], self.weights[j], products[0])
+        return tuple(outputs), tuple(products)
 
 
 @dataclass(frozen=True)
@@ -246,27 +246,27 @@ class Tangent:
 
         changes: for each layer below, the change of its pre-activations z, (N, *outputs), which changes the slopes.
         """
-        found: list[Tensor] = []
+        slope_changes: list[Tensor] = []
         behind: Tensor | float = 0.0
         for j in reversed(range(len(changes))):
             layer, bend = self.problem.layers[j], self.bends[j]
             change = self.slopes[j] * behind + (0 if bend is None else bend * changes[j])
-            found.insert(0, _map_to_products(layer, change))
-            behind = _apply_transposed_weight(layer, self.problem.weights[j], found[0])
-        return found
+            slope_changes.insert(0, _map_to_products(layer, change))
+            behind = _apply_transposed_weight(layer, self.problem.weights[j], slope_changes[0])
+        return slope_changes
 
     def _transpose_slope_changes(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        found = []
+        transposed = []
         ahead: Tensor | float = 0.0
         for j, layer in enumerate(self.problem.below):
             change = _map_to_outputs(layer, rows[j] @ self.columns[j] + ahead)
             bend = self.bends[j]
-            found.append(torch.zeros_like(change) if bend is None else bend * change)
+            transposed.append(torch.zeros_like(change) if bend is None else bend * change)
             if j + 1 < len(self.problem.below):
                 following = self.problem.layers[j + 1]
                 columns = unfold(following, apply_maps(following.before, self.slopes[j] * change))
                 ahead = self.problem.weights[j + 1] @ columns
-        return found
+        return transposed
 
     def suppress_doubtful(self, unsure: Sequence[Tensor]) -> ConstraintWeights:
         """Return weights for the equations of the layers below that suppress what depends on uncertain activation slopes.

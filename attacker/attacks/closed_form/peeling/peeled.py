@@ -112,13 +112,13 @@ class _Peeler:
         x, misfit = self._settle(*self._anneal())
         settled = misfit <= MAX_ROUNDING
         weight = torch.zeros_like(misfit)
-        for share, earlier in self.path:  # discrepancy principle
-            enough = (
+        for share, earlier_x in self.path:  # discrepancy principle
+            is_fitting = (
                 ~settled
                 & (weight == 0)
-                & (_measure_top_residual(self.problem, earlier) <= MAX_NOISE_RATIO * _measure_top_residual(self.problem, x))
+                & (_measure_top_residual(self.problem, earlier_x) <= MAX_NOISE_RATIO * _measure_top_residual(self.problem, x))
             )
-            x, weight = torch.where(broadcast_like(enough, x), earlier, x), torch.where(enough, share, weight)
+            x, weight = torch.where(broadcast_like(is_fitting, x), earlier_x, x), torch.where(is_fitting, share, weight)
         free = torch.full_like(misfit, torch.nan)
         if bool(settled.any()):
             free[settled] = self._measure_freedom(self.problem.select(settled.nonzero()[:, 0]), x[settled])
@@ -139,16 +139,16 @@ class _Peeler:
         """
         x = build_grey_images(self.problem)
         edges = any(not layer.activation.smooth for layer in self.problem.below)
-        tangent = before = self.problem.linearise(x, None if edges else self.problem.whole)
+        tangent = previous = self.problem.linearise(x, None if edges else self.problem.whole)
         for share in LAMBDAS:
             if edges and share <= MAX_CERTAIN_LAMBDA:
-                tangent = self.problem.linearise(x, self._suppress_doubtful(before, tangent))
-            before = tangent
+                tangent = self.problem.linearise(x, self._suppress_doubtful(previous, tangent))
+            previous = tangent
             for _ in range(STEPS_PER_LAMBDA):
                 tangent = self._step(tangent, share)
             x = tangent.x
             self.path.append((share, x))
-        return x, before
+        return x, previous
 
     def _step(self, tangent: Tangent, share: float) -> Tangent:
         """Return the linearisation after one Gauss-Newton step of each problem.
@@ -173,9 +173,9 @@ class _Peeler:
     def _find_direction(self, tangent: Tangent, share: float) -> Tensor:
         if share == 0:
             return self._solve(_build_normal_operator(tangent), tangent.adjoint(tangent.missed), FINAL_ITERATIONS)
-        seen, bend = _build_normal_operator(tangent), self.belief.curvature(tangent.x)
+        normal, curvature = _build_normal_operator(tangent), self.belief.curvature(tangent.x)
         downhill = tangent.adjoint(tangent.missed) - share * self.belief.gradient(tangent.x)
-        return self._solve(lambda v: seen(v) + share * bend(v), downhill, ITERATIONS)
+        return self._solve(lambda v: normal(v) + share * curvature(v), downhill, ITERATIONS)
 
     def _solve(self, curve: Curvature, target: Tensor, iterations: int, until: Callable[[Tensor], bool] = never_stop) -> Tensor:
         x, done = conjugate_gradients(curve, target, iterations=iterations, until=until)

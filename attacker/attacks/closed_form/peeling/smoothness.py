@@ -1,34 +1,15 @@
-"""Priors of inputs for Newton's method: total variation for images, distance to 0.5 for table rows.
+"""Convex priors of inputs for Newton's method: total variation for images, distance to 0.5 for table rows.
 
-Each is differentiable, and gives at every x a quadratic function that touches it at x and is nowhere below it.
+The methods `value` and `gradient` return the prior of each example of x (N, *shape), (N,), and its gradient. `curvature` returns
+the function v -> H v, where H is the Hessian of a quadratic function that touches the prior at x and is nowhere below it.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from attacker.attacks.optimisers.conjugate_gradients import Curvature
-
-
-class SmoothnessPrior(Protocol):
-    """Protocol of a convex prior of x (N, *shape) for data in [0, 1]; a lower value means a likelier x."""
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return the value of the prior for each example of x, (N,)."""
-        ...
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """Return the gradient of the prior at x, of the shape of x."""
-        ...
-
-    def curvature(self, x: Tensor) -> Curvature:
-        """Return the function v -> H v, for v of the shape of x.
-
-        H is the Hessian of a quadratic function that touches the prior at x and is nowhere below it.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -74,6 +55,9 @@ class MidpointPrior:
 
     def curvature(self, x: Tensor) -> Curvature:
         return lambda v: v
+
+
+SmoothnessPrior = TotalVariation | MidpointPrior
 
 
 def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:

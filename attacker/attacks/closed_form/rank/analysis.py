@@ -156,10 +156,14 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
         _count_linear(layer) if layer.kernel is None else count_equations(shape, mask, share)
         for layer, shape, mask, share in zip(chain.layers, footprints, live, shares, strict=True)
     ]
-    left = [count.unknowns - count.gradients for count in counts]
-    found = compute_generic_ranks(chain, footprints, live, left, dead=dead, columns=prove) if prove else [None] * len(counts)
+    open_unknowns = [count.unknowns - count.gradients for count in counts]
+    generic_ranks = (
+        compute_generic_ranks(chain, footprints, live, open_unknowns, dead=dead, columns=prove) if prove else [None] * len(counts)
+    )
     virtual = count_virtual_constraints(chain)
-    ranks = [count.rank if better is None else min(count.rank, better) for count, better in zip(counts, found, strict=True)]
+    ranks = [
+        count.rank if generic is None else min(count.rank, generic) for count, generic in zip(counts, generic_ranks, strict=True)
+    ]
     near = _count_locally_independent(chain, counts, ranks)
     layers = tuple(
         LayerRank(
@@ -173,8 +177,8 @@ def analyse_rank(chain: Chain, *, dead: float = 0.5, prove: int = 300) -> RankRe
             known=_count_known(layer, live[i], shares[i]),
             rank=ranks[i],
             alone=min(counts[i].gradients, ranks[i]),
-            proved=layer.kernel is None or (found[i] is not None and not _depends_on_data(chain, i, dead)),
-            counted=layer.kernel is not None and found[i] is None,
+            proved=layer.kernel is None or (generic_ranks[i] is not None and not _depends_on_data(chain, i, dead)),
+            counted=layer.kernel is not None and generic_ranks[i] is None,
             near=near[i],
         )
         for i, layer in enumerate(chain.layers)

@@ -36,17 +36,17 @@ def compute_rank(matrix: Tensor) -> int:
     """Return the rank modulo PRIME of a matrix of integers in [0, PRIME)."""
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
-    left, found = matrix.clone(), 0
+    left, rank = matrix.clone(), 0
     for start in range(0, matrix.shape[1], PANEL_COLUMNS):
         order, low, pivots = _factor(left[:, :PANEL_COLUMNS])
         rest = left[order, PANEL_COLUMNS:]
         for row in range(1, pivots):
             rest[row] = reduce_modulo(rest[row] - low[row, :row] @ rest[:row])
-        found += pivots
+        rank += pivots
         left = reduce_modulo(rest[pivots:] - low[pivots:, :pivots] @ rest[:pivots])
         if not len(left) or start + PANEL_COLUMNS >= matrix.shape[1]:
             break
-    return found
+    return rank
 
 
 def _factor(panel: Tensor) -> tuple[Tensor, Tensor, int]:

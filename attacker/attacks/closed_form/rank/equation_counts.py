@@ -94,7 +94,7 @@ def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
     masks = torch.zeros(len(sees), layer.values + 1, dtype=torch.bool).scatter_(1, sees % (layer.values + 1), True)[:, :-1]
     meets = masks.float() @ masks.float().T > 0
     rows = _find_meeting_outputs(layer, live).sum(dim=0).clamp(max=layer.filters)
-    found, left = [], meets.any(dim=1)
+    groups, left = [], meets.any(dim=1)
     while left.any():
         member = torch.zeros_like(left)
         member[left.nonzero()[0]] = True
@@ -102,8 +102,8 @@ def group_taps(layer: LayerFootprint, live: Tensor) -> list[Group]:
             member = grown
         left &= ~member
         taps = member.nonzero()[:, 0]
-        found.append(Group(taps, masks[taps].any(dim=0).nonzero()[:, 0], int(rows[taps].sum())))
-    return found
+        groups.append(Group(taps, masks[taps].any(dim=0).nonzero()[:, 0], int(rows[taps].sum())))
+    return groups
 
 
 def count_dead_values(dead: float, live: Tensor) -> int:
@@ -138,9 +138,9 @@ def _count_weight_constraints(layer: LayerFootprint, live: Tensor, taps: Tensor,
     if layer.after is None:
         values = (layer.sees[taps] >= 0).sum(dim=0)
     else:
-        there = torch.zeros(layer.values + 1)
-        there[layer.sees[taps].flatten()] = 1  # index -1 stands for padding, and is the last entry
-        values = ((layer.count_uses() > 0) * there[:-1]).sum(dim=1).long()
+        is_seen = torch.zeros(layer.values + 1)
+        is_seen[layer.sees[taps].flatten()] = 1  # index -1 stands for padding, and is the last entry
+        values = ((layer.count_uses() > 0) * is_seen[:-1]).sum(dim=1).long()
     return round(float((layer.channels * values).clamp(max=alive)[live].sum()))
 
 

@@ -167,10 +167,10 @@ def _build_weight_rows(shape: LayerFootprint, weight: Tensor, null_space: Tensor
             seen = padded[:, start : start + 128][shape.sees]  # (taps, places, some dimensions)
             if shape.after is None:
                 seen = seen[:, which]
-            given = multiply(weight[:, channel], seen.flatten(1)).reshape(shape.filters, seen.shape[1], -1)
+            constraints = multiply(weight[:, channel], seen.flatten(1)).reshape(shape.filters, seen.shape[1], -1)
             if shape.after is not None:
-                given = multiply(shape.after[which].double(), given)
-            rows.append(given[chosen[:, which]])
+                constraints = multiply(shape.after[which].double(), constraints)
+            rows.append(constraints[chosen[:, which]])
         blocks.append(torch.cat(rows, dim=1))
     return torch.cat(blocks, dim=1)
 

@@ -93,11 +93,11 @@ def find_used_values(chain: Chain) -> list[Tensor]:
     masks: list[Tensor] = []
     live = torch.ones(chain.layers[-1].outputs)
     for layer in reversed(chain.layers):
-        given = apply_transposed_maps(layer.after, live[None], layer.product_outputs)
+        uses = apply_transposed_maps(layer.after, live[None], layer.product_outputs)
         if layer.kernel is None:
             taken = torch.ones(1, *layer.product_inputs)
         else:
-            places = given.flatten(2).amax(dim=1, keepdim=True).expand(1, prod(layer.kernel), -1)
+            places = uses.flatten(2).amax(dim=1, keepdim=True).expand(1, prod(layer.kernel), -1)
             taken = fold(layer, places).expand(1, *layer.product_inputs)
         live = (apply_transposed_maps(layer.before, taken, layer.inputs)[0] > 0).float()
         masks.append(live > 0)

@@ -173,9 +173,9 @@ def _list_candidate_labels(u: Tensor) -> list[tuple[Tensor, Tensor]]:
     """
     longest = u.abs().argmax(dim=1)
     across = (-u.gather(1, longest[:, None]).sign() * u).clamp(min=0)
-    found = (across > 0).any(dim=1)
+    is_candidate = (across > 0).any(dim=1)
     near = across.amax(dim=1) > MIN_LABEL_ENTRY * u.abs().amax(dim=1)
-    labels = [(torch.where(found, longest, u.abs().argmin(dim=1)), torch.ones_like(near))]
+    labels = [(torch.where(is_candidate, longest, u.abs().argmin(dim=1)), torch.ones_like(near))]
     return [*labels, (across.argmax(dim=1), near)] if bool(near.any()) else labels
 
 
@@ -209,18 +209,18 @@ def _solve_scale(weight: Tensor, bias: Tensor | None, gradient: Tensor, u: Tenso
     crossing = (value[:, :-1] > 0) != (value[:, 1:] > 0)
     maximum = max(1, int(crossing.sum(dim=1).max()))
     order = crossing.to(torch.int8).topk(maximum, dim=1).indices
-    found = crossing.gather(1, order)
+    scales = crossing.gather(1, order)
     low, high = grid.gather(1, order), grid.gather(1, order + 1)
     falling = torch.where(value.gather(1, order) > 0, 1.0, -1.0)
     q = _bisect(lambda middle: falling * compute_excess(middle), low, high)
     nearest = grid.gather(1, value.abs().argmin(dim=1, keepdim=True))
-    none = ~found.any(dim=1)
+    none = ~scales.any(dim=1)
     q = torch.where(none[:, None], nearest, q)
     heads = []
     for i in range(maximum):
         c = (q[:, i] / share)[:, None]
         features, k = v / c, u * c
-        valid = found[:, i] | none if i == 0 else found[:, i]
+        valid = scales[:, i] | none if i == 0 else scales[:, i]
         heads.append(HeadReading(features, k, y, valid, none, _compute_misfit("cross_entropy", weight, bias, features, k, y)))
     return heads
 

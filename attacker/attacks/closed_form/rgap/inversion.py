@@ -133,7 +133,7 @@ def _choose_twins(solutions: LastLayerSolutions, x: Tensor, candidate: Tensor, r
     both = (off[0] <= MAX_OUTSIDE) & (off[1] <= MAX_OUTSIDE)
     larger = candidate.flatten(1).var(dim=1) > x.flatten(1).var(dim=1)
     swap = solutions.twins & torch.where(both, larger, off[1] < off[0])
-    found = []
+    chosen = []
     for i in range(len(x)):
         kept, left = (candidate, x) if bool(swap[i]) else (x, candidate)
         twin = left[i : i + 1] if bool(solutions.twins[i]) else None
@@ -141,8 +141,8 @@ def _choose_twins(solutions: LastLayerSolutions, x: Tensor, candidate: Tensor, r
         y = solutions.first.head.y[i : i + 1]
         if bool(swap[i]) and solutions.second is not None:
             y = solutions.second.head.y[i : i + 1]
-        found.append(ClosedFormAnswer(kept[i : i + 1], y, route, notes, solutions.doubts[i], twin=twin))
-    return found
+        chosen.append(ClosedFormAnswer(kept[i : i + 1], y, route, notes, solutions.doubts[i], twin=twin))
+    return chosen
 
 
 def _describe_twins(kept: Tensor, rejected: Tensor) -> str:
@@ -153,7 +153,7 @@ def _describe_twins(kept: Tensor, rejected: Tensor) -> str:
 def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[str, ...], ...]:
     head = point.head
     several = has_rank_above_one(gradient[chain.layers[-1].weight])
-    found = []
+    doubts = []
     for many, clamped, misfit in zip(several.tolist(), head.clamped.tolist(), head.misfit.tolist(), strict=True):
         notes = []
         if many:
@@ -166,8 +166,8 @@ def _list_doubts(chain: Chain, gradient: Tensors, point: Point) -> tuple[tuple[s
                 f"the last layer's gradient does not fit the loss, it is off by {off}: "
                 "model or loss may be wrong, or there are more examples, or a defense changed it"
             )
-        found.append(tuple(notes))
-    return tuple(found)
+        doubts.append(tuple(notes))
+    return tuple(doubts)
 
 
 def _read_known_labels(observed: StackedObservations) -> Tensor | None:

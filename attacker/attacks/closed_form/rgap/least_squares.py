@@ -41,9 +41,9 @@ def compute_whitening(columns: Tensor, variance: Tensor, lengths: Tensor) -> Ten
     spread = (variance.sqrt()[:, :, None] * columns[:, None]) * lengths[..., None]
     covariance = SLOPE_VARIANCE * (spread @ spread.mT)
     covariance.diagonal(dim1=-2, dim2=-1).add_(1)
-    one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
+    identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device).expand_as(covariance)
     root = torch.linalg.cholesky_ex(covariance).L
-    factor: Tensor = torch.linalg.solve_triangular(root, one, upper=False)
+    factor: Tensor = torch.linalg.solve_triangular(root, identity, upper=False)
     return factor
 
 

@@ -103,14 +103,14 @@ def find_pixel_classes(layer: Layer) -> list[PixelClass]:
     meets = meets.reshape(prod(layer.kernel), prod(layer.product_inputs[1:]))
     rests = [torch.arange(side) % stride for side, stride in zip(layer.product_inputs[1:], layer.stride, strict=True)]
     group = (rests[0][:, None] * layer.stride[1] + rests[1]).flatten()
-    found = []
+    classes = []
     for offset in range(prod(layer.stride)):
         places = torch.nonzero(group == offset)[:, 0]
         if not len(places):
             continue
         taps = torch.nonzero((meets[:, places] < outputs).any(dim=1))[:, 0]
-        found.append(PixelClass(places, taps, meets[taps][:, places]))
-    return found
+        classes.append(PixelClass(places, taps, meets[taps][:, places]))
+    return classes
 
 
 def _find_output_positions(layer: Layer, i: int) -> Tensor:
@@ -194,8 +194,8 @@ class _Whole:
             at = sees[:, :places].flatten().to(total.device)
             inverse = functional.pad(self.blocks.inverse[:, i, :size, :size], (0, 1, 0, 1))
             pairs = inverse[:, at][:, :, at].reshape(count, taps, places, taps, places).transpose(2, 3)
-            own = weight[..., pixel_class.taps.to(weight.device)]
-            products = torch.einsum("nocx,npcy->nopxy", own, own)
+            weight_of_class = weight[..., pixel_class.taps.to(weight.device)]
+            products = torch.einsum("nocx,npcy->nopxy", weight_of_class, weight_of_class)
             total += products.reshape(len(weight), filters * filters, -1) @ pairs.reshape(count, taps * taps, -1)
         return total.reshape(count, filters, filters, places, places).transpose(2, 3).reshape(count, filters * places, -1)
 

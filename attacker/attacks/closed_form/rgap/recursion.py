@@ -254,11 +254,11 @@ def _solve_system(
         solved = solve_least_squares(system, target, tolerance=rgap.tolerance, iterations=rgap.iterations)
         return solved.x, solved.residual
     size = max(1, _get_memory_limit(system.k.device) // estimate_bytes(layer))
-    found = [
+    solutions = [
         _solve_part(system.select(rows), target.select(rows), unknowns, rgap, None if start is None else start[rows])
         for rows in (slice(i, i + size) for i in range(0, len(system.k), size))
     ]
-    return torch.cat([solution.x for solution in found]), torch.cat([solution.residual for solution in found])
+    return torch.cat([solution.x for solution in solutions]), torch.cat([solution.residual for solution in solutions])
 
 
 def _solve_part(

@@ -89,12 +89,12 @@ class LayerSystem:
 
     def _apply_unscaled(self, x: Tensor) -> EquationValues:
         columns = unfold(self.layer, apply_maps(self.layer.before, x))
-        given = (self.weight @ columns).reshape(len(x), *self.layer.product_outputs)
-        return EquationValues(apply_maps(self.layer.after, given), self.k @ columns.mT)
+        outputs = (self.weight @ columns).reshape(len(x), *self.layer.product_outputs)
+        return EquationValues(apply_maps(self.layer.after, outputs), self.k @ columns.mT)
 
     def _apply_transpose(self, rows: EquationValues) -> Tensor:
-        given = apply_transposed_maps(self.layer.after, rows.weights, self.layer.product_outputs)
-        columns = self.weight.mT @ given.reshape(len(given), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
+        products = apply_transposed_maps(self.layer.after, rows.weights, self.layer.product_outputs)
+        columns = self.weight.mT @ products.reshape(len(products), self.layer.shape[0], -1) + rows.gradients.mT @ self.k
         return apply_transposed_maps(self.layer.before, fold(self.layer, columns), self.layer.inputs)
 
     def compute_gradient_below(self) -> Tensor:
@@ -189,29 +189,29 @@ def solve_least_squares(
     spare:     (N,) number of surplus equations. If given, a problem also stops when CHECK_INTERVAL iterations reduce the squared
                residual by less than 1 / spare of it, one surplus equation's share, since such changes are below the noise.
     """
-    one, two = _Flat(system, target), inverse or (lambda x: x)
+    flat, precondition = _Flat(system, target), inverse or (lambda x: x)
     x = torch.zeros(len(system.k), *system.layer.inputs, dtype=system.k.dtype, device=system.k.device) if start is None else start
-    residual = one.target if start is None else one.target - one.apply(x)
-    gradient = one.adjoint(residual)
-    direction = two(gradient)
+    residual = flat.target if start is None else flat.target - flat.apply(x)
+    gradient = flat.adjoint(residual)
+    direction = precondition(gradient)
     power, tiny = _dot(gradient, direction), torch.finfo(x.dtype).tiny
     enough, live, left, done = tolerance**2 * power, (power > 0).to(x.dtype), _dot(residual, residual), 0
     for done in range(1, iterations + 1):
-        image = one.apply(direction)
+        image = flat.apply(direction)
         step = live * power / (_dot(image, image) + tiny)
         x = torch.addcmul(x, broadcast_like(step, x), direction)
         residual = torch.addcmul(residual, step[:, None], image, value=-1)
         if done % CHECK_INTERVAL == 0:
-            before, left = left, _dot(residual, residual)
+            previous, left = left, _dot(residual, residual)
             running = power > enough
-            live = live * (running if spare is None else running & ((before - left) * spare > left))
+            live = live * (running if spare is None else running & ((previous - left) * spare > left))
             if not bool(live.any()):
                 break
-        gradient = one.adjoint(residual)
-        better = two(gradient)
-        before, power = power, _dot(gradient, better)
-        direction = torch.addcmul(better, broadcast_like(power / (before + tiny), better), direction)
-    whole = _dot(one.target, one.target).clamp(min=tiny)
+        gradient = flat.adjoint(residual)
+        better = precondition(gradient)
+        previous, power = power, _dot(gradient, better)
+        direction = torch.addcmul(better, broadcast_like(power / (previous + tiny), better), direction)
+    whole = _dot(flat.target, flat.target).clamp(min=tiny)
     return SystemSolutions(x, (_dot(residual, residual) / whole).sqrt(), done)
 
 

@@ -105,12 +105,12 @@ class ViewEvaluation:
             def compare(gradient: GradientTensors, row: ProblemRow) -> Tensor:
                 return distance(view.observe(gradient, row), row["observed"])
 
-            found = (
+            distances = (
                 map_problems(compare, stacked, row)
                 if stacked is not None
                 else compare_one_by_one(compare, split_problems(gradient), row)
             )
-            value = view.weigh(found, row, problem)
+            value = view.weigh(distances, row, problem)
             if not value.requires_grad:  # no part of the gradient was sent
                 return torch.zeros_like(z), value
             (slope,) = torch.autograd.grad(value.sum(), z)

@@ -24,8 +24,8 @@ def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
     first = next(iter(tree_leaves(rows)))
     if len(first) > 1:
         return vmap(function, randomness="different")(*rows)
-    alone = function(*tree_map(lambda t: t[0], rows))
-    return tree_map(lambda t: t[None], alone)
+    result = function(*tree_map(lambda t: t[0], rows))
+    return tree_map(lambda t: t[None], result)
 
 
 def compare_one_by_one(

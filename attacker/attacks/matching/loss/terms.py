@@ -100,10 +100,10 @@ class LossTerms:
         view, row = self.views[0], problem["views"]["0"]
         weights, buffers = row.get("weights", view.weights), row.get("buffers", view.buffers)
         logits = predict(view.model, view.data, view.training.loss, weights, x, buffers)
-        made, aim = models.predict_probabilities(logits), _encode_one_hot(y, view.data.num_classes)
+        predicted, target = models.predict_probabilities(logits), _encode_one_hot(y, view.data.num_classes)
         if "logits" in problem:
-            made, aim = logits, problem["logits"]
-        return (made - aim).square().sum()
+            predicted, target = logits, problem["logits"]
+        return (predicted - target).square().sum()
 
 
 def _encode_one_hot(y: Tensor, num_classes: int) -> Tensor:

@@ -80,8 +80,8 @@ class View(ObservedGradients):
         if objective.batch_norm:
             self._add_statistics(observations)
         self.in_order = bool((places == torch.arange(examples)).all()) if places.shape[1] == examples else False
-        own_way = self.own_rule or draws is not None or simulation.surrogate or simulation.local_steps == "simulated"
-        self.common = not own_way and self.bottleneck is None and self.shared and self.same_buffers
+        differs = self.own_rule or draws is not None or simulation.surrogate or simulation.local_steps == "simulated"
+        self.common = not differs and self.bottleneck is None and self.shared and self.same_buffers
 
     @cached_property
     def at_once(self) -> PerProblem | None:
@@ -114,9 +114,9 @@ class View(ObservedGradients):
         plain = simulation.local_steps == "one_batch" and training.is_linear
         if not simulation.knows_defense or self.defended or not plain:
             return None
-        one = self.weights if self.shared else {name: w[0] for name, w in self.weights.items()}
-        found = find_solved_bottleneck(self.model, self.data, one, examples, training.loss)
-        return None if found is None or any(training.is_frozen(name) for name in found.names) else found
+        weights = self.weights if self.shared else {name: w[0] for name, w in self.weights.items()}
+        bottleneck = find_solved_bottleneck(self.model, self.data, weights, examples, training.loss)
+        return None if bottleneck is None or any(training.is_frozen(name) for name in bottleneck.names) else bottleneck
 
     def _is_compared(self, name: str) -> bool:
         if self.bottleneck is None:
@@ -171,10 +171,10 @@ class View(ObservedGradients):
         those in the observation are used.
         """
         weights, buffers = row.get("weights", self.weights), row.get("buffers", self.buffers)
-        own = x[row["places"]]
-        found = compute_statistics(self.model, self.data, self.training.loss, weights, buffers, own, self.sizes)
+        placed = x[row["places"]]
+        simulated = compute_statistics(self.model, self.data, self.training.loss, weights, buffers, placed, self.sizes)
         gamma: Tensor = row["gamma"]
-        return gamma * measure_mismatch(found, row["statistics"])
+        return gamma * measure_mismatch(simulated, row["statistics"])
 
     def _estimate_power(self) -> Tensor:
         """Return the expected squared norm (cases,) of known noise in the compared gradient, with layer weights applied."""
@@ -277,8 +277,8 @@ class View(ObservedGradients):
         vectors (P, D), of which only the surrogate parameter and the variables of random draws are used.
         """
         if self.at_once is not None:
-            found = self.at_once(self.weights, *self.select_placed(x, y, row), self.buffers)
-            return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in found.items()}
+            stacked = self.at_once(self.weights, *self.select_placed(x, y, row), self.buffers)
+            return {name: torch.stack(g) if isinstance(g, tuple) else g for name, g in stacked.items()}
 
         def compute(x: Tensor, y: Tensor, z: Tensor, row: ProblemRow) -> GradientTensors:
             return self._differentiate(row.get("weights", self.weights), x, y, z, row)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attacker.attacks import Case, cpl, dlg, exact, inverting_gradients
 from attacker.attacks.confidence import estimates
 from attacker.attacks.matching import matching_run
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec

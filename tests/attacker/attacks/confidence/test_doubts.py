@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attacker.attacks import Attack, Case, cpl, exact, inverting_gradients
 from attacker.attacks.confidence import estimates
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from defenses.spec import DefenseSpec
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation

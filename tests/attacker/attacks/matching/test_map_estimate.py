@@ -24,7 +24,7 @@ from attacker.attacks.matching.priors import (
     convert_weight_to_cosine,
     total_variation,
 )
-from attacker.attacks.optimisers.descent import MIN_HOPELESS_LOSS
+from attacker.attacks.optimisers.stopping import MIN_HOPELESS_LOSS
 from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec

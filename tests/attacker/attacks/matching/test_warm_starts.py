@@ -12,8 +12,7 @@ from torch import Tensor
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
-from attacker.attacks.optimisers.descent import EARLY_LIMITS, Stop
-from attacker.attacks.optimisers.stalls import INVERTING_STALL, Stall
+from attacker.attacks.optimisers.stopping import EARLY_LIMITS, INVERTING_STALL, Stall, Stop
 from attacker.scoring.metrics import mse
 from defenses.inputs import InputsSpec
 from fedsim.recording import ModelSpec, Observation

@@ -6,7 +6,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from attacker.attacks.optimisers.balls import FrankWolfe, project_onto_ball, project_onto_l1_ball
-from attacker.attacks.optimisers.descent import Problems, Stop, descend
+from attacker.attacks.optimisers.descent import Problems, descend
+from attacker.attacks.optimisers.stopping import Stop
 
 SCALES = torch.tensor([1.0, 3.0, 0.5, 2.0])
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.optimisers.descent import MIN_GIVE_UP_STEPS, Minima, Problems, Stop, descend
+from attacker.attacks.optimisers.descent import Minima, Problems, descend
 from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimiser, OptimiserState, Stepper
 from attacker.attacks.optimisers.lbfgs import LBFGS
-from attacker.attacks.optimisers.stalls import Stall
+from attacker.attacks.optimisers.stopping import MIN_GIVE_UP_STEPS, Stall, Stop
 
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 

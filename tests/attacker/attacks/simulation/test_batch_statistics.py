@@ -12,7 +12,7 @@ from torch.func import vmap
 from attacker.attacks import ATTACKS, Case, inverting_gradients
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.matching_run import MatchingRun
-from attacker.attacks.optimisers.descent import Stop
+from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.presets import get_arguments
 from attacker.attacks.simulation.batch_statistics import Statistics, compute_statistics, measure_mismatch, read_statistics
 from attacker.attacks.simulation.client import build_network
