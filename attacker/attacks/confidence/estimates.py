@@ -14,7 +14,9 @@ from attacker.attacks.confidence.curves import estimate_probabilities, find_curv
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
     MIN_LIKELY,
+    MIN_ORDERED,
     STANDARDISED,
+    UNCALIBRATED_ORDER,
     UNDECIDED,
     CurvatureEvidence,
     doubt_likely,
@@ -91,8 +93,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, and for images that look
-    complete by another common normalisation, and not by the stated one (`find_other_normalisation`).
+    A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, if it is below MIN_ORDERED
+    and rests on an assumed order of the client's examples, and for images that look complete by another common normalisation, and
+    not by the stated one (`find_other_normalisation`).
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -128,6 +131,9 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     curvature = CurvatureEvidence(error.cpu(), step.cpu(), unseen.cpu())
     for doubt in list_search_doubts(found, route, float(missed - noise), curvature):
         confidence, reasons = doubt_likely(confidence, *doubt)
+        notes += reasons
+    if found.ordered:
+        confidence, reasons = doubt_likely(confidence, UNCALIBRATED_ORDER, confidence < MIN_ORDERED)
         notes += reasons
     confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
     return replace(judged, confidence=confidence, notes=(*notes, *reasons))

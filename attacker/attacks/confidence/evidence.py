@@ -74,6 +74,7 @@ class SearchAnswer:
                  as one step, 0-d: squared norm of the change, relative to the squared norm of the gradient. It returns 0 in all
                  other cases.
     adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
+    ordered: whether the answer rests on an assumed order in which the client used its examples in several local steps.
     until: time on the clock `perf_counter` after which the curvature of the gradient is not computed any further.
     """
 
@@ -89,6 +90,7 @@ class SearchAnswer:
     given_up: bool
     drift: Callable[[], Tensor]
     adaptive: bool = False
+    ordered: bool = False
     until: float = math.inf
 
 

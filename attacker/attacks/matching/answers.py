@@ -152,6 +152,7 @@ def _describe_search(
         given_up=best.given_up,
         drift=partial(_measure_drift, *fitted, x, y, best.z),
         adaptive=batch.cases[i].observations[0].training.optimiser != "sgd",
+        ordered=fitted[0].simulates_parts,
     )
 
 

@@ -146,6 +146,12 @@ class CaseBatch:
         mask = torch.stack([examples.mask.repeat(self.epochs) for examples in each])
         return HeldExamples(x.to(self.attack.device), mask.to(self.attack.device))
 
+    @property
+    def simulates_parts(self) -> bool:
+        """Return whether local steps are simulated of which each is on a part of the client's examples."""
+        parts = any(size < view.count for view in self.views for size in view.sizes)
+        return self.attack.simulation.local_steps == "simulated" and parts
+
     def set_orders(self, orders: Sequence[Sequence[StepOrder]]) -> None:
         """Simulate the local steps of clients with these orders of their examples, one for each case and observation."""
         for o, view in enumerate(self.views):

@@ -11,12 +11,13 @@ from generators import seeded
 from ordered_clients import DATA, Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
+from attacker.attacks.confidence import estimates
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSearch, PolishStart, polish
 from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.simulation.client import count_ordered_steps
 from attacker.attacks.simulation.step_orders import Fit, StepOrder, list_neighbours, search_order
-from fedsim.recording import ModelSpec
+from fedsim.recording import DataSpec, ModelSpec
 
 STEPS = 900
 
@@ -103,6 +104,20 @@ def test_images_of_several_batches_are_recovered_with_their_order(
     assert sorted(found.y.tolist()) == [0, 1, 2, 3]
     assert measure_error(found, x) < 0.01
     assert found.evidence["misfit"][0] < -4
+
+
+@pytest.mark.parametrize(("probability", "decided"), [(0.3, True), (0.5, False), (0.85, False), (0.95, True)])
+def test_probabilities_below_90_percent_are_undecided_in_an_inferred_order(
+    observe: Observe, probability: float, decided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
+
+    monkeypatch.setattr(estimates, "judge", judge)
+    case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
+    assert bool(found.confidence.isnan().all()) != decided
+    assert any("order" in note for note in found.notes) != decided
 
 
 def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
