@@ -48,6 +48,8 @@ MAX_FITTED, FITTED_AT_ONCE, MAX_IDLE = 240, 12, 4
 MAX_LIKELY_COST, MAX_COST = 8.0, 32.0
 """Ratios of the cost to its expected value: above the first, a search without progress goes on; above the second, no order is
 returned. On tuning images, true orders had ratios of up to 7."""
+MAX_FITTED_WEIGHTS = 5e7
+"""Largest number of weights, over the networks of all orders that are fitted, beyond the first FITTED_AT_ONCE orders."""
 ATTEMPTS = 2
 """Largest number of searches, each with other random inputs."""
 MAX_CELLS = 2e7
@@ -135,6 +137,8 @@ class StepLabels:
         self.directions = (lengths[:, None] * main)[:DIRECTIONS] / len(features) ** 0.5
         self.z = START_SPREAD * torch.randn(observed.count, len(self.directions), generator=rng, dtype=torch.double)
         self.frozen = find_frozen(observed.model, observed.training)
+        weights = sum(w.numel() for w in self.weights.values())
+        self.fits = max(FITTED_AT_ONCE, min(MAX_FITTED, int(MAX_FITTED_WEIGHTS / weights)))
 
     @property
     def classes(self) -> int:
@@ -158,7 +162,7 @@ class StepLabels:
             best, idle = lowest, 0 if lowest is not best else idle + 1
             stuck = idle > MAX_IDLE and best.cost <= MAX_LIKELY_COST * expected
             left = {key: one for key, one in fitted.items() if key not in expanded}
-            if best.cost <= expected or stuck or not left or len(fitted) >= MAX_FITTED:
+            if best.cost <= expected or stuck or not left or len(fitted) >= self.fits:
                 return best
             key = min(left, key=lambda key: left[key].cost)
             expanded.add(key)
