@@ -6,7 +6,6 @@ from typing import Any
 from attacker.replay.progress import Watch
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import is_done
-from attacker.scoring.states import read_case
 from attacker.service.jobs.job import ReplaySummary
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter
@@ -51,6 +50,8 @@ def run_replay(replay: Replay, watch: Watch, summaries: list[ReplaySummary]) -> 
     try:
         replayed = replay.run(watch)
     except KeyboardInterrupt:
+        from attacker.scoring.states import read_case  # scoring takes seconds to import
+
         stopped = sum(read_case(replay.folder, case.key)[1] == "interrupted" for case in replay.plan.cases)
         done = count_done(replay) - done_before
         notes = [f"{STOPPED_CASES}: {stopped}"] if stopped else []
