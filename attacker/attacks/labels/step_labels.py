@@ -28,9 +28,9 @@ from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.optimisers.gauss_newton import differentiate_along
 from attacker.attacks.simulation.client import choose_simulated_steps, convert_to_gradient, count_ordered_steps, find_frozen
 from attacker.attacks.simulation.gradients import build_gradient
-from attacker.attacks.simulation.local_steps import LocalOptimiser
+from attacker.attacks.simulation.local_steps import follow_steps
 from attacker.attacks.simulation.step_orders import StepOrder, identify, list_neighbours
-from defenses.rules import Weights
+from defenses.rules import Gradient, Weights
 from fedsim import models
 
 DIRECTIONS = 8
@@ -170,11 +170,11 @@ class StepLabels:
 
     def _draw_orders(self, start: FittedOrder, known: bool) -> list[StepOrder]:
         """Draw random orders with the labels of a start, of which each is replaced with probability 1/2 unless it is known."""
-        count, rounds = len(start.order.labels), len(start.order.examples) // len(start.order.labels)
+        count, epochs = len(start.order.labels), len(start.order.examples) // len(start.order.labels)
         classes = torch.tensor(self._list_worst_classes(start))
         drawn = []
         for _ in range(FITTED_AT_ONCE):
-            examples = torch.cat([torch.randperm(count, generator=self.rng) for _ in range(rounds)])
+            examples = torch.cat([torch.randperm(count, generator=self.rng) for _ in range(epochs)])
             others = classes[torch.randint(len(classes), (count,), generator=self.rng)]
             kept = torch.full((count,), known) | (torch.rand(count, generator=self.rng) < 0.5)
             labels = torch.where(kept, torch.tensor(start.order.labels), others)
@@ -182,21 +182,18 @@ class StepLabels:
         return drawn
 
     def measure_effect(self, order: StepOrder) -> float:
-        """Return how much the local steps matter: |g - h|^2 / |g|^2, for random inputs with the labels of an order.
+        """Return how much the local steps matter: the mean over all tensors of |g - h|^2 / |g|^2, for random inputs.
 
-        g is the gradient that explains the update of the steps, h the mean of the gradients of their batches at the weights sent;
-        each tensor is divided by its norm in g.
+        g is the gradient that explains the update of the steps with the labels of an order, h the mean of the gradients of their
+        batches at the weights sent.
         """
-        labels, first = torch.tensor(order.labels, device=self.observed.device), 0
         _, update = self._train_network(order)
         whole = convert_to_gradient(update, self.weights, self.observed.training, len(self.sizes))
-        total = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        for size in self.sizes:
-            used = list(order.examples[first : first + size])
-            first += size
-            gradient = self.differentiate(self.weights, self.inputs[:size], labels[used], self.buffers)
-            total = {name: t + gradient[name] / len(self.sizes) for name, t in total.items()}
-        shares = [(w - total[name]).square().sum() / w.square().sum() for name, w in whole.items() if w.any()]
+        mean = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        for y in self._split_labels(order):
+            gradient = self.differentiate(self.weights, self.inputs[: len(y)], y, self.buffers)
+            mean = {name: m + gradient[name] / len(self.sizes) for name, m in mean.items()}
+        shares = [(g - mean[name]).square().sum() / g.square().sum() for name, g in whole.items() if g.any()]
         return float(torch.stack(shares).mean()) if shares else 0.0
 
     def fit(self, orders: Sequence[StepOrder]) -> list[FittedOrder]:
@@ -213,23 +210,22 @@ class StepLabels:
         means = [self._compute_features(at, STEP_PROBES).mean(dim=0) for at in self._train_network(order)[0]]
         return self._reduce(torch.stack(means))
 
-    def _train_network(self, order: StepOrder) -> tuple[list[Weights], Weights]:
+    def _train_network(self, order: StepOrder) -> tuple[list[Weights], Gradient]:
         """Train the network on random inputs with the labels of an order.
 
         Return its weights at the beginning of each step, and the update.
         """
-        optimiser, labels = LocalOptimiser(self.observed.training), torch.tensor(order.labels, device=self.observed.device)
-        at: list[Weights] = [self.weights]
-        update = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        first = 0
-        for size in self.sizes:
-            used = list(order.examples[first : first + size])
-            first += size
-            gradient = self.differentiate(at[-1], self.inputs[:size], labels[used], self.buffers)
-            change = optimiser.step({name: g for name, g in gradient.items() if name not in self.frozen}, at[-1])
-            update = {name: u + change[name] if name in change else u for name, u in update.items()}
-            at.append({name: w + update[name] for name, w in self.weights.items()})
-        return at[:-1], update
+        labels = self._split_labels(order)
+
+        def differentiate(at: Weights, s: int) -> Gradient:
+            return self.differentiate(at, self.inputs[: self.sizes[s]], labels[s], self.buffers)
+
+        return follow_steps(differentiate, self.weights, self.observed.training, len(self.sizes), self.frozen)
+
+    def _split_labels(self, order: StepOrder) -> Sequence[Tensor]:
+        """Return the labels of each local step."""
+        labels = torch.tensor(order.labels, device=self.observed.device)[list(order.examples)]
+        return torch.split(labels, list(self.sizes))
 
     def _compute_features(self, weights: Mapping[str, Tensor], count: int) -> Tensor:
         """Return the features (count, F) of the first probes, on the CPU."""
@@ -257,24 +253,22 @@ class StepLabels:
 
         used: index of the example at each position of each step, (sum of sizes,). labels: (n,).
         """
-        optimiser, bias = LocalOptimiser(self.observed.training), self.names[1]
+        bias, batches = self.names[1], torch.split(used, list(self.sizes))
         start = {"weight": head.weight}
         if bias is not None:
             start["bias"] = self.weights[bias].cpu().double()
-        at, update = start, {name: torch.zeros_like(w) for name, w in start.items()}
-        y, first = (labels[:, None] == torch.arange(self.classes)).double(), 0
-        for s, size in enumerate(self.sizes):
-            rows = used[first : first + size]
-            first += size
-            features = head.means[s] + z[rows] @ head.directions
-            error = ((features @ at["weight"].T + at.get("bias", 0)).softmax(dim=-1) - y[rows]) / size
+        y = (labels[:, None] == torch.arange(self.classes)).double()
+
+        def differentiate(at: Weights, s: int) -> Gradient:
+            features = head.means[s] + z[batches[s]] @ head.directions
+            error = ((features @ at["weight"].T + at.get("bias", 0)).softmax(dim=-1) - y[batches[s]]) / self.sizes[s]
             gradient = {"weight": error.T @ features, "bias": error.sum(dim=0)}
-            change = optimiser.step({name: gradient[name] for name in start}, at)
-            update = {name: u + change[name] for name, u in update.items()}
-            at = {name: w + update[name] for name, w in start.items()}
-        found = convert_to_gradient(update, start, self.observed.training, len(self.sizes))
-        rows = found["weight"] / head.scale
-        return rows if bias is None else torch.cat([rows, found["bias"][:, None]], dim=1)
+            return {name: gradient[name] for name in start}
+
+        _, update = follow_steps(differentiate, start, self.observed.training, len(batches))
+        gradient = convert_to_gradient(update, start, self.observed.training, len(batches))
+        rows = gradient["weight"] / head.scale
+        return rows if bias is None else torch.cat([rows, gradient["bias"][:, None]], dim=1)
 
     def _measure(self, z: Tensor, used: Tensor, labels: Tensor, head: HeadTraining) -> Tensor:
         """Return the residuals, whose sum of squares is the cost: errors in units of the tolerance, and z."""
@@ -299,6 +293,10 @@ class StepLabels:
         return torch.cat([z for z, _ in parts]), torch.cat([cost for _, cost in parts])
 
     def _step(self, z: Tensor, problem: tuple[Tensor, Tensor, HeadTraining], steps: int) -> tuple[Tensor, Tensor]:
+        """Return z (S, n, Q) after some Gauss-Newton steps, each halved until the cost does not rise, and the costs (S,).
+
+        problem: the examples used at each position, the labels, and the training of the head, each with a first axis for orders.
+        """
         measure = vmap(self._measure)
         cost = measure(z, *problem).square().sum(dim=1)
         for _ in range(steps):

@@ -1,6 +1,6 @@
 """Simulation of a client's local training steps, each on a batch of its own, as in Inverting Gradients (Geiping et al. 2020)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,17 +35,38 @@ def build_stepped_gradient(
     """
 
     def train(weights: Weights, x: Tensor, y: Tensor, buffers: Weights = NO_BUFFERS) -> Gradient:
-        optimiser = LocalOptimiser(training)
-        at: Weights = weights
-        update = {name: torch.zeros_like(w) for name, w in weights.items()}
-        for rows in assign_rows(sizes, len(x)):
-            gradients = gradient(at, x[rows], y[rows], buffers)
-            change = optimiser.step({name: g for name, g in gradients.items() if name not in frozen}, at)
-            update = {name: u + change[name] if name in change else u for name, u in update.items()}
-            at = {name: w + update[name] for name, w in weights.items()}
+        batches = assign_rows(sizes, len(x))
+
+        def differentiate(at: Weights, s: int) -> Gradient:
+            return gradient(at, x[batches[s]], y[batches[s]], buffers)
+
+        _, update = follow_steps(differentiate, weights, training, len(sizes), frozen)
         return convert_to_gradient(update, weights, training, len(sizes))
 
     return train
+
+
+def follow_steps(
+    differentiate: Callable[[Weights, int], Gradient],
+    weights: Weights,
+    training: Training,
+    steps: int,
+    frozen: frozenset[str] = frozenset(),
+) -> tuple[list[Weights], Gradient]:
+    """Return the weights at the beginning of each local step, and the update after all of them.
+
+    differentiate: function of the weights and the index of a step that returns the gradient of the step's batch.
+    frozen: names of parameters that are not trained.
+    """
+    optimiser = LocalOptimiser(training)
+    path: list[Weights] = [weights]
+    update = {name: torch.zeros_like(w) for name, w in weights.items()}
+    for s in range(steps):
+        gradient = {name: g for name, g in differentiate(path[-1], s).items() if name not in frozen}
+        change = optimiser.step(gradient, path[-1])
+        update = {name: u + change[name] if name in change else u for name, u in update.items()}
+        path.append({name: w + update[name] for name, w in weights.items()})
+    return path[:-1], update
 
 
 def simulate_one_step(gradient: Gradient, weights: Weights, training: Training) -> Gradient:
