@@ -226,8 +226,8 @@ def _keep_observation(case: Case, o: int | None) -> Case:
 class OrderSearch:
     """The search for the orders in which the clients of a case used their examples (`simulation.step_orders`).
 
-    first: the search that took all local steps for one. start: its result for the case. fits: number of fits made.
-    report: callback for progress; None for none.
+    first: the search that took all local steps for one, or simulated them in an inferred order. start: its result for the case.
+    fits: number of fits made. report: callback for progress; None for none.
     """
 
     def __init__(self, first: MatchingRun, start: PolishStart) -> None:

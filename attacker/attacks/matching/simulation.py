@@ -28,8 +28,8 @@ class Simulation:
 
     local_steps:     "one_batch" treats all local steps as one step on all examples (AGIC); "simulated" simulates each step;
                      "auto" is "simulated" if every step of a client is on all of its examples, so that nothing about their order
-                     is unknown, and otherwise "one_batch", see `adapt_to`; a polish then searches for the order and simulates
-                     the steps, see `count_ordered_steps`.
+                     is unknown, and otherwise "one_batch", see `adapt_to`; before a polish, the order is then inferred or
+                     searched for, and the steps are simulated in it, see `count_ordered_steps`.
     surrogate:       if several local steps are treated as one, compute the gradient not at the weights sent, but at a point
                      between the weights sent and the weights returned; this point is optimised together with the examples
                      (SME). Not used for clients that send signs, from which no weights between can be known.
@@ -93,8 +93,9 @@ class Simulation:
         return max(repeated for _, repeated in steps) if known else 1
 
     def count_ordered_steps(self, observations: Sequence[Observation], model: nn.Module) -> int:
-        """Return the largest number of local steps of a client in one round if "auto" treats them as one step at first, and then
-        searches for the order in which the client used its examples (`simulation.step_orders`); 1 if it does not.
+        """Return the largest number of local steps of a client in one round if "auto" searches for the order in which the
+        client used its examples (`simulation.step_orders`); 1 if it does not. Such steps are simulated in the order that is
+        inferred from the update, or treated as one step at first if none is inferred.
 
         It does so where it would simulate the steps, if each were on all examples of the client, but not with `surrogate`.
         """

@@ -1,9 +1,10 @@
 """Search for the order in which a client used its examples, if each of its local steps is on a batch of some of them.
 
 The server does not see which examples were in which batch, but the update depends on it: later batches are used at other weights,
-and with momentum they enter the update with smaller factors. Given examples from a search that takes all local steps for one, the
-order is found by local search: exchange two examples of different batches as long as the simulated update comes closer to the
-observed one; then fit the examples to each of the nearest orders for a few iterations, and go on around the order that fits best.
+and with momentum they enter the update with smaller factors. Given examples from a first search, the order is found by local
+search, which begins at the order that `labels.step_labels` infers, if there is one: exchange two examples of different batches as
+long as the simulated update comes closer to the observed one; then fit the examples to each of the nearest orders for a few
+iterations, and go on around the order that fits best.
 """
 
 from collections.abc import Callable, Sequence
