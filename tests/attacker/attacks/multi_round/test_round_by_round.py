@@ -49,9 +49,9 @@ def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(obse
     first = make_case(observe, ROUNDS[0], rate=3.0).observations[0]
     others = observe_batches(observe, 1 - X.flip(-1), (Y + 1) % 4, ROUNDS[1], rate=3.0, seed=1)
     case = Case((first, replace(others, round=2)), links=link_same([4, 4]))
-    (found,) = search_round_by_round(ATTACK.matching, [case], rng=seeded())
+    (found,) = search_round_by_round(ATTACK.matching.copy_with(steps=900), [case], rng=seeded())
     error = min(measure_error(found, X), measure_error(found, 1 - X.flip(-1)))
-    assert error < 0.02
+    assert error < 0.01
     assert found.evidence["misfit"][0] < -4
     assert re.match("the answer explains round [12] alone", found.notes[-1])
 
