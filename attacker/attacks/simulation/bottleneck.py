@@ -5,6 +5,10 @@ encoder's gradient is D^T H for its weight and D^T 1 for its bias, with its inpu
 the errors are found by ridge regression on the observed gradient, around the errors of a bottleneck that draws its means. The
 errors also determine the gradients of all earlier parameters (variable projection, Golub & Pereyra 1973). The gradients of the
 decoder and of the last layer, which contain the draws themselves, are not compared.
+
+The first K outputs of the encoder are means of the random values, the others determine their standard deviations (`Bottleneck`).
+The errors of the means depend on the draws only through the predicted probabilities, those of the deviations are multiples of the
+draws. So the weight of the expected errors is larger for the means, by the ratio of both variances over the draws.
 """
 
 from collections.abc import Mapping
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vjp
+from torch.nn.functional import softplus
 
 from attacker.attacks.networks.forward import record_inputs, run_forward_pass
 from attacker.attacks.simulation.gradients import NO_BUFFERS, explain_vmap_failure
@@ -25,6 +30,8 @@ RIDGE = 3.0
 """Weight of the squared difference between the errors and the errors for mean draws, relative to the mean squared norm of the
 rows of inputs. Of seven values from 0.001 to 30, it was chosen on four images of the tuning part of
 benchmarks/support/splits.py."""
+MAX_RATIO = 1e6
+"""Largest ratio of the variances of errors; above it, matrices of single precision are singular."""
 MAX_SHARE_OF_FEATURES = 0.5
 """Largest number of examples, relative to the encoder's inputs and outputs; with as many candidates as inputs, any gradient can
 be fitted."""
@@ -35,7 +42,7 @@ class SolvedBottleneck:
     """The gradient before a bottleneck as a function of candidates and of the observed gradient of its encoder.
 
     encoder: name of the encoder, a linear layer. before: names of the parameters that affect the logits only through the inputs
-    of the encoder.
+    of the encoder. draws: standard normal values (N, K), with which the variance of the errors of the means is estimated.
     """
 
     model: nn.Module
@@ -43,6 +50,7 @@ class SolvedBottleneck:
     loss: str
     encoder: str
     before: frozenset[str]
+    draws: Tensor
 
     @property
     def names(self) -> tuple[str, str]:
@@ -71,27 +79,38 @@ class SolvedBottleneck:
         h, pull_back = vjp(compute_inputs, {name: weights[name] for name in self.before})  # type: ignore[misc]
         weight, bias = self.names
         rows = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
-        expected = self._compute_mean_errors({**buffers, **weights}, x, y)
-        errors = _solve_errors(rows, torch.cat([observed[weight], observed[bias][:, None]], dim=1), expected)
+        outputs = rows @ torch.cat([weights[weight], weights[bias][:, None]], dim=1).T
+        expected, ratio = self._compute_expected_errors({**buffers, **weights}, x, y, outputs)
+        observed_rows = torch.cat([observed[weight], observed[bias][:, None]], dim=1)
+        errors = _solve_errors(rows, observed_rows, expected, ratio)
         (earlier,) = pull_back(errors @ weights[weight])
         encoder_gradient = errors.T @ rows
         return {**earlier, weight: encoder_gradient[:, :-1], bias: encoder_gradient[:, -1]}
 
-    def _compute_mean_errors(self, state: Weights, x: Tensor, y: Tensor) -> Tensor:
-        """Return the errors (N, M) that examples have if the bottleneck draws its means; state: weights and buffers."""
+    def _compute_expected_errors(self, state: Weights, x: Tensor, y: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the errors (N, 2K) that examples have if the bottleneck draws its means, and the ratio () of variances.
+
+        It is the variance over the draws of the errors of the deviations, divided by that of the errors of the means.
+        state: weights and buffers. outputs: of the encoder, (N, 2K).
+        """
         layer, measure = self.model.get_submodule(self.encoder), models.find_loss(self.loss)
 
-        def compute_loss(shift: Tensor) -> Tensor:
+        def compute_loss(shift: Tensor, at: Tensor, is_penalised: bool) -> Tensor:
             handle = layer.register_forward_hook(lambda module, args, out: out + shift)
             try:
-                value = measure(run_forward_pass(self.model, state, self.data.normalise(x)), y)
+                value = measure(run_forward_pass(self.model, state, self.data.normalise(at)), y)
                 penalty = take_penalty(self.model)
             finally:
                 handle.remove()
-            return value if penalty is None else value + penalty
+            return value if penalty is None or not is_penalised else value + penalty
 
-        errors: Tensor = grad(compute_loss)(x.new_zeros(len(x), state[self.names[1]].numel()))
-        return errors
+        expected: Tensor = grad(compute_loss)(torch.zeros_like(outputs), x, True)
+        raw = outputs.detach().chunk(2, dim=1)[1]
+        shift = torch.cat([softplus(raw) * self.draws.to(raw), torch.zeros_like(raw)], dim=1)
+        drawn, plain = (grad(compute_loss)(s, x.detach(), False).chunk(2, dim=1)[0] for s in (shift, torch.zeros_like(shift)))
+        tiny = torch.finfo(raw.dtype).tiny
+        ratio = (plain * raw.sigmoid()).square().mean() / (drawn - plain).square().mean().clamp(min=tiny)
+        return expected, ratio.clamp(max=MAX_RATIO).detach()
 
 
 def find_solved_bottleneck(
@@ -112,19 +131,22 @@ def find_solved_bottleneck(
     if examples > MAX_SHARE_OF_FEATURES * min(layer.in_features, layer.out_features):
         return None
     before = _find_before(model, data, weights, encoders[0], layer.in_features)
-    return SolvedBottleneck(model, data, loss, encoders[0], before) if before else None
+    draws = torch.randn(examples, layer.out_features // 2, generator=torch.Generator().manual_seed(0))
+    return SolvedBottleneck(model, data, loss, encoders[0], before, draws) if before else None
 
 
-def _solve_errors(rows: Tensor, observed: Tensor, expected: Tensor) -> Tensor:
-    """Return the errors D (N, M) that minimise ||D^T rows - observed||^2 + ridge * ||D - expected||^2.
+def _solve_errors(rows: Tensor, observed: Tensor, expected: Tensor, ratio: Tensor) -> Tensor:
+    """Return the errors D (N, M) that minimise ||D^T rows - observed||^2 + ||sqrt(ridge) * (D - expected)||^2.
 
-    rows: (N, F). observed: (M, F). expected: (N, M).
+    The ridge is `ratio` times larger for the first half of the errors. rows: (N, F). observed: (M, F). expected: (N, M).
     """
-    gram = rows @ rows.T
-    ridge = RIDGE * gram.diagonal().mean()
-    sides = rows @ observed.T + ridge * expected
-    result: Tensor = torch.linalg.solve(gram + ridge * torch.eye(len(rows), dtype=rows.dtype, device=rows.device), sides)
-    return result
+    gram, eye = rows @ rows.T, torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+    ridges = RIDGE * gram.diagonal().mean() * torch.stack([ratio, torch.ones_like(ratio)])
+    solved = [
+        torch.linalg.solve(gram + ridge * eye, rows @ gradient.T + ridge * half)
+        for gradient, half, ridge in zip(observed.chunk(2), expected.chunk(2, dim=1), ridges, strict=True)
+    ]
+    return torch.cat(solved, dim=1)
 
 
 def _find_before(model: nn.Module, data: DataSpec, weights: Weights, encoder: str, inputs: int) -> frozenset[str]:

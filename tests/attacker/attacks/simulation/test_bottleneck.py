@@ -74,6 +74,36 @@ def test_errors_of_mean_draws_are_those_of_autograd_and_a_large_weight_leaves_th
         torch.testing.assert_close(made[name], wanted[name], atol=1e-4, rtol=1e-2)
 
 
+def test_variances_of_errors_are_those_over_the_draws_of_the_client(case: Case) -> None:
+    """The errors of the means hardly vary in an untrained network, those of the deviations have the mean that is expected."""
+    (one,) = case.observations
+    found, _ = compare(case, draw_images())
+    model, drawn = models.build(MODEL, DATA), []
+    model.load_state_dict(dict(one.weights), strict=False)
+    block = model.get_submodule(found.encoder.rpartition(".")[0])
+    outputs: list[Tensor] = []
+    model.get_submodule(found.encoder).register_forward_hook(lambda module, args, out: outputs.append(out))
+    for seed in range(300):
+        torch.manual_seed(seed)
+        loss = torch.nn.functional.cross_entropy(model.train()(draw_images()), LABELS) + block.penalty
+        drawn.append(torch.autograd.grad(loss, outputs[-1])[0])
+    means, deviations = torch.stack(drawn).chunk(2, dim=2)
+    expected, ratio = found._compute_expected_errors(dict(one.weights), draw_images(), LABELS, outputs[-1])
+    assert (means.mean(dim=0) - expected.chunk(2, dim=1)[0]).norm() < 0.1 * expected.norm()
+    exact = float(deviations.var(dim=0).mean() / means.var(dim=0).mean())
+    assert exact > 20
+    assert 0.4 * exact < float(ratio) < 2.5 * exact  # estimated from one draw
+
+
+def test_errors_are_nearer_to_the_expected_ones_where_these_vary_less() -> None:
+    """One example with one input: the solution is a mean of the observed and the expected error, weighted by hand."""
+    rows, observed, expected = torch.tensor([[2.0]]), torch.tensor([[2.0], [2.0]]), torch.tensor([[3.0, 3.0]])
+    ridge = bottleneck.RIDGE * 4.0
+    solved = bottleneck._solve_errors(rows, observed, expected, torch.tensor(10.0))
+    assert solved[0, 0] == pytest.approx((4.0 + 10 * ridge * 3.0) / (4.0 + 10 * ridge))
+    assert solved[0, 1] == pytest.approx((4.0 + ridge * 3.0) / (4.0 + ridge))
+
+
 def test_surrogate_weights_are_those_between_the_sent_and_the_returned_ones(case: Case) -> None:
     (one,) = case.observations
     one = replace(one, training=replace(one.training, steps=2))
