@@ -6,12 +6,12 @@ in the paper. It takes the five epochs for one batch, whose gradient it computes
 returned (in the column `sign`, at those sent). The enhancer is a network that removes noise and blur from reconstructed
 images. All answers, also those of nulls, are measured before and after it, and in the column `sign` also after the paper's
 equalisation of histograms. By default all columns of these figures run, in --workers processes of one thread each; an argument
-selects one column, also DGC, or a table below. Reconstructions of columns are kept in runs/benchmark-rog, and later runs of the
-same code reuse them unless --fresh or --quick is given. With --repeated, each column has five batches, and means have 95 %
-intervals, whose units are the batches. With it, or with a selected column, ROG also runs for as long as Inverting Gradients.
-With --published, columns have the paper's batches of 16 images of 128x128 pixels, and are attacked by ROG and its null alone, or
-by all attacks if a column is selected; lpips_gap is then the difference between the LPIPS of ROG with the enhancer and that of
-the paper.
+selects one column, also DGC or uniform-code, or a table below. Reconstructions of columns are kept in runs/benchmark-rog, and
+later runs of the same code reuse them unless --fresh or --quick is given. With --repeated, each column has five batches, and
+means have 95 % intervals, whose units are the batches. With it, or with a selected column, ROG also runs for as long as
+Inverting Gradients. With --published, columns have the paper's batches of 16 images of 128x128 pixels, and are attacked by ROG
+and its null alone, or by all attacks if a column is selected; lpips_gap is then the difference between the LPIPS of ROG with
+the enhancer and that of the paper.
 
     single     one CIFAR-10 image in one step behind PRECODE: the closed form of PRECODE's encoder beside Inverting Gradients
     unseen     the gain of the enhancer on degraded images of faces, CIFAR-10 and ImageNet that it never saw, without any attack
