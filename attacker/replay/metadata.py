@@ -10,8 +10,7 @@ from typing import Any
 
 from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.replay.cases import Plan, PlannedCase
-from attacker.replay.code_version import identify_version
-from attacker.replay.identity import Identity
+from attacker.replay.identity import Identity, identify_version
 from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.results import get_run_folder, is_done
 from fedsim import models

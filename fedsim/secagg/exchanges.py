@@ -9,9 +9,8 @@ from flwr.serverapp import Grid
 
 from fedsim.flower import records
 from fedsim.secagg import messages
-from fedsim.secagg.cohorts import Cohorts
+from fedsim.secagg.cohorts import Cohorts, SecureClient, SecureRound
 from fedsim.secagg.messages import EXCHANGE_KEY
-from fedsim.secagg.outcome import SecureClient, SecureRound
 from fedsim.secagg.protocol.aggregator import Aggregator, RoundLost
 from fedsim.secagg.protocol.masks import Words
 from fedsim.secagg.protocol.participant import PublicKeys, Stage

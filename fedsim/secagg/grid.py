@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from fedsim.flower import records
 from fedsim.flower.grid import GridWrapper
-from fedsim.secagg.cohorts import Cohorts
+from fedsim.secagg.cohorts import Cohorts, SecureRound
 from fedsim.secagg.exchanges import Exchanges
-from fedsim.secagg.outcome import SecureRound
 from fedsim.secagg.protocol.terms import Agreement
 
 FAILED_CODE = 90

@@ -29,8 +29,7 @@ from attacker.attacks.multi_round.reduced_search import (
 )
 from attacker.attacks.multi_round.refinement import refine
 from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
-from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
-from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
+from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null, link_same, read_shared_labels
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import build_channel, build_network, find_schedule

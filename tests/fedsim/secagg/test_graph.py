@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from fedsim.secagg.protocol.graph import draw_graph, is_connected
+from fedsim.secagg.protocol.aggregator import draw_graph, is_connected
 
 
 @pytest.mark.parametrize(("members", "neighbours"), [(10, 4), (11, 8), (30, 2)])

@@ -11,7 +11,7 @@ from torch.nn import functional
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.closed_form.cocktail.components import Unmixing, separate, whiten
+from attacker.attacks.closed_form.cocktail.components import Unmixing, keep_in_range, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import (
     FeatureLayer,
     find_feature_layer,
@@ -21,7 +21,6 @@ from attacker.attacks.closed_form.cocktail.features import (
 )
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
-from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern

@@ -16,7 +16,7 @@ from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round import round_by_round
 from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
-from attacker.attacks.multi_round.same_examples import link_same
+from attacker.attacks.multi_round.usable_rounds import link_same
 
 X, Y = draw_images(4), torch.tensor([2, 0, 3, 1])
 STEPS = 600
