@@ -28,7 +28,8 @@ from attacker.service.index.attack_folders import CaseEntry, Source, make_file_p
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import WholeReconstruction, read_whole
-from attacker.service.schemas.cases import CaseDetails, CaseExample, Cases, CaseSummary, NullExample
+from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseSummary, NullExample
+from attacker.service.schemas.general import Page
 
 router = APIRouter(
     prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -47,7 +48,7 @@ IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("", response_model=Cases)
+@router.get("", response_model=Page[CaseSummary])
 async def cases(
     request: Request,
     service: Service,
@@ -79,11 +80,11 @@ async def cases(
                 if (name is None or case.client == name) and (round is None or round in case.rounds):
                     yield views.describe_case(source, case, rows.get(key, ()), guessed.get(key, ()))
 
-    def make() -> Cases:
+    def make() -> Page[CaseSummary]:
         page, next_place = cut_page(
             find_wanted(), lambda row: (row["attack"], row["case"]), last, limit, lambda row: f"{row['attack']}/{row['case']}"
         )
-        return Cases(items=list(page), next=next_place)
+        return Page(items=list(page), next=next_place)
 
     return await service.replies.respond(request, run.version, make)
 
