@@ -14,7 +14,8 @@ from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import infer_from_bias, infer_labels
 from attacker.attacks.linking import HeadFeatures, RoundDescription
 from attacker.attacks.linking.features import EXACT_MISFIT
-from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.gradient_matching import GradientMatching, polish
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
@@ -122,8 +123,10 @@ class Describer:
         with_images = []
         for description, observation in zip(described, case.observations, strict=True):
             alone = Case((observation,), known_labels=description.labels)
-            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{description.round}/"))
-            if guess.interrupted:
+            run = MatchingRun(search, [alone], rng, progress, prefix_memory(memory, f"{description.round}/"))
+            run.search()
+            polish(run)
+            if run.interrupted:
                 raise KeyboardInterrupt
-            with_images.append(description._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
+            with_images.append(description._replace(features=None, reference=None, images=run.decode_best(0).clamp(0, 1)))
         return with_images

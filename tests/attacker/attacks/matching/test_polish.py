@@ -188,7 +188,7 @@ def test_iterations_that_simulate_steps_are_fewer(observe: Callable[..., Observa
     seen = observe_epochs(observe, 3, x, y)
     shuffled = replace(seen, training=replace(seen.training, batch_size=1))
     for observation, counts in ((seen, (6, 0, 300 - 6 * 20)), (shuffled, (3, 2, 900 - 6 * (3 + 2) * 20))):
-        run = MatchingRun(inverting_gradients(steps=900), [Case((observation,))], seeded(), None)
+        run = MatchingRun(inverting_gradients(steps=900), [Case((observation,), known_labels=y)], seeded(), None)
         assert (run.polishing, run.fits, run.steps) == counts
 
 
