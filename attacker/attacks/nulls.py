@@ -64,6 +64,23 @@ class BlindedNull:
         return self.attack.time_evaluation(*blind_cases([case]))
 
 
+@dataclass
+class PriorNull:
+    """A null that does not search: it answers each case by `build_prior_answer`. name, needs: those of its attack."""
+
+    name: str
+    needs: frozenset[Need]
+    device: str = "cpu"
+
+    def null(self) -> "PriorNull":
+        return self
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
+
+
 def build_prior_answer(case: Case, *, attack: str, rng: Generator, image: Tensor | None = None) -> Reconstruction:
     """Return the answer of a null that does not search: the same example for each reported one, at least one, with random labels.
 

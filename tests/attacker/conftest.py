@@ -48,7 +48,7 @@ def orders_inferred_once(
     infer = observed.infer_step_order
 
     def find(seen: Any, i: int, labels: Tensor, rng: torch.Generator, *, known: bool) -> InferredOrder | None:
-        facts = [*(g[i] for g in seen.gradient.values()), labels, rng.get_state()]
+        facts = [*(g[i] for g in seen.gradients.values()), labels, rng.get_state()]
         key = repr((seen.training, known)).encode() + b"".join(t.detach().cpu().numpy().tobytes() for t in facts)
         if key not in inferred_orders:
             inferred_orders[key] = infer(seen, i, labels, rng, known=known), rng.get_state()

@@ -22,7 +22,7 @@ from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.needs import Need
-from attacker.attacks.nulls import blind_cases
+from attacker.attacks.nulls import PriorNull
 from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
@@ -55,25 +55,22 @@ class ImprintReadout:
 
     The server has inserted the layer, so this is the attack of a malicious server. A reconstruction has as many examples as there
     are behind the update: first what the occupied bins hold, which may also be mixtures, then grey images with confidence 0.
-
-    sees_gradient: False gives the null (the attack without the client's update): grey examples with random labels.
     """
 
     name: str = "robbing_the_fed"
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(
         default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMPRINT_LAYER, Need.LINEAR_HEAD})
     )
     device: str = "cpu"
 
-    def null(self) -> "ImprintReadout":
-        return ImprintReadout(name=self.name, sees_gradient=False, device=self.device)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
         reconstructions = []
-        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
+        for i, case in enumerate(cases):
             reconstructions.append(self._attack(case, rng))
             if progress is not None:
                 progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
@@ -85,29 +82,24 @@ class ImprintReadout:
         x = torch.full((count, *data.shape), 0.5)
         y = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
         confidence = torch.zeros(count)
-        notes: tuple[str, ...] = ()
-        route = "prior alone"
-        explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
-        if self.sees_gradient:
-            examples = read_imprint(observe([case], knows_defense=False, device=self.device))
-            kept = examples.rank()[:count]
-            n = len(kept)
-            x[:n], y[:n], confidence[:n] = (
-                examples.x[kept].float().cpu(),
-                examples.y[kept].cpu(),
-                examples.confidence[kept].float().cpu(),
-            )
-            notes, route = (examples.describe(count), *examples.notes), "imprint"
+        examples = read_imprint(observe([case], knows_defense=False, device=self.device))
+        kept = examples.rank()[:count]
+        n = len(kept)
+        x[:n], y[:n], confidence[:n] = (
+            examples.x[kept].float().cpu(),
+            examples.y[kept].cpu(),
+            examples.confidence[kept].float().cpu(),
+        )
         return build_reconstruction(
             case,
             x,
             y,
             attack=self.name,
             rng=rng,
-            route=route,
+            route="imprint",
             confidence=confidence,
-            explained=explained,
-            notes=notes,
+            explained=torch.full((count,), torch.nan),
+            notes=(examples.describe(count), *examples.notes),
             seconds=perf_counter() - started,
         )
 

@@ -23,8 +23,7 @@ from support.rog.outcomes import (
 from support.splits import count_part, load_images
 
 from attacker.attacks import GradientMatching, rog
-from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.generator_search import match_images
+from attacker.attacks.learned.generator import ImageGenerator, match_images
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, read_prior, write_prior
 from attacker.attacks.learned.training import ADVERSARIAL_OF_ENHANCERS, PriorTraining, Trainer
 

@@ -1,6 +1,11 @@
-"""Encoding of the entries of a tensor as a palette, a table of the distinct values, and for each entry the index of its value."""
+"""Codecs `bits` and `levels`: each tensor as a palette, a table of its distinct values, and the index in it of each entry.
+
+A table of `bits` has at most 2 values; `levels` has tables of any size that saves space. The values are in the table, so that
+the codecs work for any quantiser. Tensors that such a table does not make smaller stay unchanged.
+"""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,8 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from defenses.base import Tensors
 from fedsim.recording.packing.bits import Bits, compute_width, count_packed_bytes, pack, to_bits, to_tensor, unpack
-from fedsim.recording.packing.parts import PACKED_ADVICE, TENSOR_OVERHEAD_BYTES, TensorLike, check_vector
+from fedsim.recording.packing.parts import (
+    PACKED_ADVICE,
+    TENSOR_OVERHEAD_BYTES,
+    TensorLike,
+    check_parts,
+    check_vector,
+    join_parts,
+    name_parameter,
+    split_parts,
+)
 
 SAMPLE_SIZE = 8192
 """Number of entries that are sampled to estimate how many values differ."""
@@ -116,7 +131,7 @@ def decode_table(parts: Mapping[str, Tensor], count: int) -> Bits:
     return bits
 
 
-def check(parts: Mapping[str, TensorLike], *, maximum: int, min_count: int, max_count: int) -> None:
+def check_table(parts: Mapping[str, TensorLike], *, maximum: int, min_count: int, max_count: int) -> None:
     """Raise ValueError if types or lengths of `parts` cannot be those of a table of values and packed indices into it.
 
     maximum: largest number of values in the table. min_count, max_count: range, both ends included, of the number of entries
@@ -141,3 +156,48 @@ def check(parts: Mapping[str, TensorLike], *, maximum: int, min_count: int, max_
 def count_bytes(parts: Mapping[str, Tensor]) -> int:
     """Return the approximate number of bytes that `parts` take in a message."""
     return sum(TENSOR_OVERHEAD_BYTES + tensor.nbytes for tensor in parts.values())
+
+
+def encode(update: Tensors, max_values: int | None = None) -> dict[str, Tensor]:
+    """Return a dict of the tensors to send: for each parameter NAME, a table `NAME/palette` and indices `NAME/codes` into it.
+
+    `NAME/codes` is left out if all values are equal. A tensor with over `max_values` distinct values, or which would not become
+    smaller, is sent unchanged as `NAME/dense`.
+    """
+    packed: dict[str, Tensor] = {}
+    for name, tensor in update.items():
+        packed |= join_parts(name, encode_table(to_bits(tensor), tensor.dtype, max_values) or {"dense": tensor})
+    return packed
+
+
+def decode(packed: Tensors, start: Mapping[str, TensorLike], max_values: int | None = None) -> dict[str, Tensor]:
+    """Return the update (tensors by parameter name) that was encoded.
+
+    start: weights, of which only names and shapes are used. Raises ValueError if the parts do not give an update of these shapes.
+    max_values: largest number of values that a tensor's table may have; None for any number. A larger table raises ValueError.
+    """
+    check_fit(packed, start, max_values)
+    update = {}
+    for name, parts in split_parts(packed).items():
+        shape = tuple(start[name].shape)
+        with name_parameter(name):
+            if "dense" in parts:
+                update[name] = parts["dense"]
+            else:
+                update[name] = to_tensor(decode_table(parts, prod(shape)), parts["palette"].dtype, shape)
+    return update
+
+
+def check_fit(described: Mapping[str, TensorLike], weights: Mapping[str, TensorLike], max_values: int | None = None) -> None:
+    """Raise ValueError if names, types or shapes of the parts cannot belong to an update of these weights.
+
+    max_values: largest number of values that a tensor's table may have; None for any number.
+    """
+
+    def check(parts: Mapping[str, TensorLike], size: int) -> bool:
+        if parts.keys() not in VALUE_PARTS:
+            return False
+        check_table(parts, maximum=size if max_values is None else min(max_values, size), min_count=size, max_count=size)
+        return True
+
+    check_parts(described, weights, "levels" if max_values is None else "bits", check)

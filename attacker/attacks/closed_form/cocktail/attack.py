@@ -28,7 +28,7 @@ from attacker.attacks.closed_form.observations import StackedObservations, obser
 from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
-from attacker.attacks.nulls import blind_cases, build_prior_answer
+from attacker.attacks.nulls import PriorNull
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import DataSpec
 
@@ -67,7 +67,6 @@ class CocktailParty:
     refine:    whether to compute exact examples from the separated ones, where the zeros that ReLU causes in the gradient allow
                it; this needs a layer with a bias.
     inversion_steps: iterations of the search for images with the separated features, if the layer does not see images directly.
-    sees_gradient: False gives the null, an attack that ignores the update and returns grey images with random labels.
     """
 
     name: str = "cocktail_party"
@@ -76,21 +75,18 @@ class CocktailParty:
     restarts: int = 1
     refine: bool = True
     inversion_steps: int = 400
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMAGES, Need.LINEAR_HEAD}))
     device: str = "cpu"
 
-    def null(self) -> "CocktailParty":
-        return CocktailParty(name=self.name, sees_gradient=False, device=self.device)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
         reconstructions = []
-        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            reconstructions.append(
-                self._attack(case, rng) if self.sees_gradient else build_prior_answer(case, attack=self.name, rng=rng)
-            )
+        for i, case in enumerate(cases):
+            reconstructions.append(self._attack(case, rng))
             if progress is not None:
                 progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
         return reconstructions

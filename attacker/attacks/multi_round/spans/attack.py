@@ -32,7 +32,7 @@ from attacker.attacks.multi_round.spans.relu_zeros import add_lone_rows, add_sep
 from attacker.attacks.multi_round.spans.row_space import RowSpace, count_all_shared
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
-from attacker.attacks.nulls import build_prior_answer
+from attacker.attacks.nulls import PriorNull
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
@@ -51,18 +51,16 @@ class Spans:
              batch (`relu_zeros`); and batches that several rounds share as a whole (`same_batch`).
     components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
              opens.
-    sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
     relu: bool = True
     components: bool = True
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=SPAN_NEEDS)
     device: str = "cpu"
 
-    def null(self) -> "Spans":
-        return replace(self, sees_gradient=False)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -73,8 +71,6 @@ class Spans:
 
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
-        if not self.sees_gradient:
-            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
 
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:

@@ -43,7 +43,7 @@ from attacker.attacks.multi_round.spans.relu_zeros import (
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
-from attacker.attacks.nulls import build_prior_answer
+from attacker.attacks.nulls import PriorNull
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -65,19 +65,17 @@ class CohortSpans:
               neurons do not open.
     repeated: whether to solve the sums for single clients' updates instead of isolating spans (`attack_solved_sums`). The updates
               of a client are then assumed equal in all of its rounds.
-    sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
     lone_rows: bool = True
     components: bool = True
     repeated: bool = False
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=COHORT_NEEDS)
     device: str = "cpu"
 
-    def null(self) -> "CohortSpans":
-        return replace(self, sees_gradient=False)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -86,8 +84,6 @@ class CohortSpans:
 
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
-        if not self.sees_gradient:
-            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         for case in cases:
             if refusal := explain_refusal(self, case):
                 raise ValueError(f"{self.name} cannot attack {case.key}: {refusal}")
