@@ -1,6 +1,6 @@
 """Routes of recordings: their contents, and the results of attacks on them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -53,17 +53,10 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     return await service.replies.respond(request, service.catalogue.version, make)
 
 
-async def _respond_of_run(request: Request, service: ServiceComponents, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
-    run = service.catalogue.get_run(id)
-    return await service.replies.respond(request, run.version, lambda: make(run))
-
-
 @router.get("/{id}", response_model=RecordingSummary)
 async def recording(request: Request, service: Service, id: Name) -> Response:
     """Return one recording, with messages about everything that is wrong with its files."""
-    return await _respond_of_run(
-        request, service, id, lambda run: {**run.summary, "trouble": service.catalogue.list_trouble(run)}
-    )
+    return await service.respond_of_run(request, id, lambda run: {**run.summary, "trouble": service.catalogue.list_trouble(run)})
 
 
 @router.get("/{id}/observations", response_model=Page[ObservationSummary])
@@ -91,13 +84,13 @@ async def observations(
         found, rest = cut_page(filter(is_wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
         return Page(items=[views.describe_observation(row) for row in found], next=rest)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 @router.get("/{id}/training", response_model=Page[dict[str, Any]])
 async def training(request: Request, service: Service, id: Name) -> Response:
     """Return the server's log of each round: held-out loss and accuracy, and the bytes that all clients sent and received."""
-    return await _respond_of_run(request, service, id, lambda run: Page(items=service.catalogue.get_training(run), next=None))
+    return await service.respond_of_run(request, id, lambda run: Page(items=service.catalogue.get_training(run), next=None))
 
 
 @router.get("/{id}/attacks", response_model=Page[AttackOnRecording])
@@ -109,7 +102,7 @@ async def attacks(request: Request, service: Service, id: Name) -> Response:
         items = views.describe_attacks(catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run))
         return Page(items=items, next=None)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 @router.get("/{id}/headline", response_model=Headline)
@@ -129,7 +122,7 @@ async def headline(request: Request, service: Service, id: Name) -> Response:
             worst=list(_find_worst(service, run, top, scores.get(top.name, {}))) if top else [],
         )
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 def _find_worst(
@@ -169,7 +162,7 @@ async def grid(request: Request, service: Service, id: Name, attack: SourceQuery
         nulls = service.catalogue.list_sources(run)
         return make_grid(service.catalogue.get_rows(run), chosen, service.catalogue.get_scores(run), nulls)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 @router.get("/{id}/leakage", response_model=Page[Leak])
@@ -183,7 +176,7 @@ async def leakage(request: Request, service: Service, id: Name) -> Response:
             items=[leak for source in sources for leak in compute_leakage(source, scores.get(source.name, {}))], next=None
         )
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 def _find_source(service: ServiceComponents, run: CatalogueRun, name: str) -> Any:
