@@ -107,19 +107,25 @@ def test_images_of_several_batches_are_recovered_with_their_order(
     assert found.evidence["misfit"][0] < -4
 
 
-@pytest.mark.parametrize(("probability", "decided"), [(0.3, True), (0.5, False), (0.85, False), (0.95, True)])
 @pytest.mark.usefixtures("orders_inferred_once")
 def test_probabilities_below_90_percent_are_undecided_in_an_inferred_order(
-    observe: Observe, probability: float, decided: bool, monkeypatch: pytest.MonkeyPatch
+    observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
-        return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
-
-    monkeypatch.setattr(estimates, "judge", judge)
     case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
-    (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
-    assert bool(found.confidence.isnan().all()) != decided
-    assert any("order" in note for note in found.notes) != decided
+    run = MatchingRun(inverting_gradients(steps=STEPS), [case], seeded(), None)
+    run.search()
+    polish(run)
+    for probability, decided in ((0.3, True), (0.5, False), (0.85, False), (0.95, True)):
+
+        def judge(
+            route: str, found: Any, explained: torch.Tensor, data: DataSpec, probability: float = probability
+        ) -> estimates.ConfidenceEstimates:
+            return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
+
+        monkeypatch.setattr(estimates, "judge", judge)
+        (found,) = run.build_answers()
+        assert bool(found.confidence.isnan().all()) != decided
+        assert any("order" in note for note in found.notes) != decided
 
 
 def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
