@@ -1,6 +1,5 @@
 """The Cocktail Party attack (Kariyappa et al. 2023): the inputs of a linear layer as independent components of its gradient."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -9,7 +8,6 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.cocktail.components import Unmixing, keep_in_range, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import (
@@ -28,7 +26,7 @@ from attacker.attacks.closed_form.observations import StackedObservations, obser
 from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
-from attacker.attacks.nulls import PriorNull
+from attacker.attacks.nulls import CaseByCase
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import DataSpec
 
@@ -57,7 +55,7 @@ class SeparatedExamples:
 
 
 @dataclass(kw_only=True)
-class CocktailParty:
+class CocktailParty(CaseByCase):
     """Attack that separates the examples of a batch from a linear layer's gradient by independent component analysis.
 
     criterion: the loss of the separation: "likelihood", or "published" for the loss of the paper, which needs a linear layer with
@@ -76,22 +74,8 @@ class CocktailParty:
     refine: bool = True
     inversion_steps: int = 400
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMAGES, Need.LINEAR_HEAD}))
-    device: str = "cpu"
 
-    def null(self) -> PriorNull:
-        return PriorNull(self.name, self.needs)
-
-    def __call__(
-        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
-    ) -> list[Reconstruction]:
-        reconstructions = []
-        for i, case in enumerate(cases):
-            reconstructions.append(self._attack(case, rng))
-            if progress is not None:
-                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
-        return reconstructions
-
-    def _attack(self, case: Case, rng: Generator) -> Reconstruction:
+    def attack_case(self, case: Case, rng: Generator) -> Reconstruction:
         started, observed = perf_counter(), observe([case], knows_defense=False, device=self.device)
         first = find_input_layer(case.observations[0].model, observed.data)
         if first is None and self.criterion == "published":
