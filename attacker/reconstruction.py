@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,19 @@ class Reconstruction:
             rounds[slot.example].add(slot.round)
         return rounds
 
+    def select(self, kept: Sequence[int]) -> "Reconstruction":
+        """Return the reconstruction of the examples with the indices `kept` only, in this order; slots of others are dropped."""
+        rows, numbers = list(kept), {example: number for number, example in enumerate(kept)}
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            confidence=self.confidence[rows],
+            explained=None if self.explained is None else self.explained[rows],
+            evidence={name: tuple(values[i] for i in rows) for name, values in self.evidence.items()},
+            slots=tuple(replace(slot, example=numbers[slot.example]) for slot in self.slots if slot.example in numbers),
+        )
+
     def write(self, path: Path, *, below: Path | None = None, settle: bool = True) -> None:
         """Write the reconstruction as one safetensors file, atomically.
 
@@ -112,17 +125,9 @@ class Reconstruction:
         tensors = {"x": self.x, "y": self.y, "confidence": self.confidence, "loss": self.loss}
         tensors["explained"] = torch.full_like(self.confidence, torch.nan) if self.explained is None else self.explained
         facts: dict[str, Any] = {
-            "case": self.case,
+            **{key: getattr(self, key) for key in METADATA_TYPES},
             "slots": [[s.round, s.client, s.batch, s.position, s.example] for s in self.slots],
-            "iterations": self.iterations,
-            "evaluations": self.evaluations,
-            "restarts": self.restarts,
-            "seconds": self.seconds,
-            "route": self.route,
-            "attack": self.attack,
             "oracles": list(self.oracles),
-            "seed": self.seed,
-            "interrupted": self.interrupted,
             "notes": list(self.notes),
             "evidence": {name: list(values) for name, values in self.evidence.items()},
         }

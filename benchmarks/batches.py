@@ -30,8 +30,7 @@ steps are taken for one.
 import tempfile
 from pathlib import Path
 
-from support.batches import list_batch_settings, make_batch_row
-from support.cocktail import list_separated, make_separated_row
+from support.batches import list_batch_settings, list_separated, make_batch_row, make_separated_row
 from support.contract import Options, ResultRow, TableAndSummary, run_selected_table
 from support.learned_inversion import list_learned_settings, make_learned_row
 from support.local_epochs import (

@@ -34,9 +34,8 @@ from support.rog.attacks import FOLDER
 from support.rog.columns import COLUMNS, OTHER_COLUMNS, BatchSetting, observe, resize
 from support.rog.comparison import measure_columns
 from support.rog.esrgan import port_upscaler
-from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors
+from support.rog.learned_priors import LARGE_BATCH, SMALL_BATCHES, measure_priors, train_priors, train_ready_enhancer
 from support.rog.outcomes import load_perceptual, measure_similarity
-from support.rog.ready_prior import train_ready_enhancer
 from support.rog.tradeoff import measure_tradeoff
 from support.splits import load_images
 from torch import Tensor

@@ -63,16 +63,14 @@ from pathlib import Path
 
 from support.contract import Options, ResultRow, TableAndSummary, parse_options, print_results
 from support.rounds.accumulation import FEEDBACK_ROWS, STOCHASTIC_ROWS, make_accumulated_rows, make_private_rows
-from support.rounds.anonymous import make_anonymous_rows
 from support.rounds.cohorts import make_cohort_rows
 from support.rounds.convolution import make_convolution_rows
-from support.rounds.disaggregation import make_disaggregation_rows
 from support.rounds.growth import draw_growth, make_growth_rows
-from support.rounds.isolation import draw_isolation, make_isolation_rows
 from support.rounds.pool import make_pool_rows
 from support.rounds.practical import draw_practical, make_practical_rows
 from support.rounds.scale import make_scale_rows
-from support.rounds.spans import make_span_rows
+from support.rounds.secure_sums import draw_isolation, make_disaggregation_rows, make_isolation_rows
+from support.rounds.spans import make_anonymous_rows, make_span_rows
 
 
 def main() -> None:

@@ -13,24 +13,63 @@ reasons in benchmarks/results/tuning-*.md. `--quick` runs a corner of each grid,
 writes curves.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from support.attacked import PUBLISHED_SEARCH, match_images, run_attack
+from support.attacked import PUBLISHED_SEARCH, match_examples, match_images, run_attack
+from support.calibration import networks
 from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
 from support.contract import Options, TableAndSummary, run_selected_table
 from support.cpl.cases import Originals, make_batch_cases
-from support.preset_grid import measure_presets
 from support.single_cases import make_client
 from support.splits import Images, hash_example, load_images, record_tuned
+from torch import Tensor, cat
 
-from attacker.attacks import GradientMatching, cpl, exact, inverting_gradients
+from attacker.attacks import ATTACKS, GradientMatching, cpl, exact, inverting_gradients
 from attacker.attacks.closed_form.attack import ClosedForm
 from attacker.attacks.matching import smooth_images
 from attacker.scoring.metrics import is_recovered, mse
+from fedsim import models
 
+NETWORKS_OF_FAMILIES = {
+    "relu": f"{networks.__name__}:convnet",
+    "dense": "mlp",
+    "batch_norm": f"{networks.__name__}:resnet8",
+    "residual": f"{networks.__name__}:residual",
+}
+"""One network per family; the family `sigmoid` has grids of its own in tuning.py."""
+STEPS = 600
+"""Iterations of a first-order search in the grid. Presets may use more, as quality does not fall with more iterations."""
+SIGNED: dict[str, Any] = {"signed": True, "tv": 1e-4, **PUBLISHED_SEARCH}
+FALLING: tuple[dict[str, Any], ...] = tuple(
+    {"signed": False, "tv": tv, "colour": True, "continuation": 10.0} for tv in (1e-3, 3e-3, 1e-2)
+)
+SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
+    "inverting_gradients": (
+        SIGNED,
+        *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-4, 1e-3, 3e-3, 1e-2)),
+        *FALLING,
+    ),
+    "cpl": (
+        *({"optimiser": "adam", "distance": "cosine", "tv": tv, "steps": STEPS} for tv in (1e-4, 1e-3, 1e-2)),
+        {"optimiser": "wolfe", "tv": 1e-5, "steps": 100},
+        {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": 50},
+        {"optimiser": "wolfe", "relative": True, "tv": 1e-6, "steps": 100},
+    ),
+    "agic": (
+        SIGNED,
+        *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-3, 1e-2)),
+        *FALLING,
+    ),
+    "dlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
+    "idlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
+}
+BATCH_SIZES = (1, 4)
+SINGLE_EXAMPLE_ATTACKS = ("idlg",)
+"""Attacks that refuse batches, and are measured on single examples only."""
 NETWORK_EFFORT: dict[str, tuple[int, int]] = {
     "lenet_cpl": (4, 1200),
     "mlp": (4, 600),
@@ -45,11 +84,57 @@ SIGN_SETTINGS: tuple[dict[str, Any], ...] = (
     *({"signed": False, "tv": tv, "colour": True, "continuation": 1.0} for tv in (1e-3, 3e-3)),
     *({"signed": False, "tv": tv, "colour": True, "continuation": 10.0} for tv in (1e-3, 3e-3)),
 )
-
 SMOOTH_SEARCH: dict[str, Any] = {"decoder": "smooth", "init": "smooth", "relative": True}
 SEARCH_SETTINGS: tuple[dict[str, Any], ...] = (SMOOTH_SEARCH, {**SMOOTH_SEARCH, "tv": 1e-6}, {**SMOOTH_SEARCH, "features": True})
 NUM_SKIPPED_IMAGES = 200
 """Images of the tuning part that the table `batches` leaves out."""
+
+
+def measure_presets(options: Options, sets: list[Images]) -> TableAndSummary:
+    """Measure every setting of every attack on every family of networks.
+
+    Returns one row for each attack, setting and family, and an empty summary. A row is over the images of all data sets together,
+    with a column of each score for each batch size. With --quick only the first setting of each attack is measured.
+    sets: images of each data set.
+    """
+    rows = []
+    for family, network in NETWORKS_OF_FAMILIES.items():
+        originals = [_make_originals(network, data, size, options) for data in sets for size in BATCH_SIZES]
+        for attack, settings in SETTINGS_OF_ATTACKS.items():
+            own = originals[:: len(BATCH_SIZES)] if attack in SINGLE_EXAMPLE_ATTACKS else originals
+            for setting in settings[:1] if options.quick else settings:
+                row = {"family": family, "attack": attack, **setting}
+                rows.append(row | _measure_setting(attack, setting, own, options))
+                print(rows[-1], flush=True)
+    return rows, {}
+
+
+def _make_originals(network: str, data: Images, size: int, options: Options) -> Originals:
+    if ":" in network:
+        models.admit(network)
+    client = make_client(network, data.data, seed=options.seed, batch=size)
+    return make_batch_cases(data, client, size)
+
+
+def _measure_setting(attack: str, setting: dict[str, Any], originals: list[Originals], options: Options) -> dict[str, Any]:
+    """Return a row with the share of recovered examples and the median MSE over all examples, both for each batch size.
+
+    The row also has the number of examples and the CPU-seconds, both summed over all batch sizes.
+    attack: its name. setting: its arguments; `steps` is STEPS if it is not among them, and always 2 with --quick.
+    """
+    built = ATTACKS[attack](**{"steps": STEPS, **setting, **({"steps": 2} if options.quick else {})})
+    found: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    seconds = 0.0
+    for one in originals:
+        answers, spent = run_attack(built, one.cases, options)
+        seconds += spent
+        found[len(one.x[0])] += [(match_examples(answer, x)[0], x) for answer, x in zip(answers, one.x, strict=True)]
+    rows: dict[str, Any] = {}
+    for size, pairs in found.items():
+        guesses, truth = cat([guess for guess, _ in pairs]), cat([x for _, x in pairs])
+        rows |= {f"recovered {size}": float(is_recovered(guesses, truth).float().mean())}
+        rows |= {f"median_mse {size}": float(mse(guesses, truth).median())}
+    return {**rows, "examples": sum(len(x) for pairs in found.values() for _, x in pairs), "cpu_seconds": seconds}
 
 
 def measure_signs(options: Options) -> TableAndSummary:

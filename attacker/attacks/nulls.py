@@ -64,6 +64,49 @@ class BlindedNull:
         return self.attack.time_evaluation(*blind_cases([case]))
 
 
+@dataclass
+class PriorNull:
+    """A null that does not search: it answers each case by `build_prior_answer`. name, needs: those of its attack."""
+
+    name: str
+    needs: frozenset[Need]
+    device: str = "cpu"
+
+    def null(self) -> "PriorNull":
+        return self
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
+
+
+@dataclass(kw_only=True)
+class CaseByCase:
+    """Base class of attacks that attack one case after the other, and whose null is a `PriorNull`."""
+
+    name: str
+    needs: frozenset[Need]
+    device: str = "cpu"
+
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
+
+    def attack_case(self, case: Case, rng: Generator) -> Reconstruction:
+        """Return the reconstruction of one case. Raises ValueError if it cannot be attacked."""
+        raise NotImplementedError
+
+    def __call__(
+        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
+    ) -> list[Reconstruction]:
+        reconstructions = []
+        for i, case in enumerate(cases):
+            reconstructions.append(self.attack_case(case, rng))
+            if progress is not None:
+                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
+        return reconstructions
+
+
 def build_prior_answer(case: Case, *, attack: str, rng: Generator, image: Tensor | None = None) -> Reconstruction:
     """Return the answer of a null that does not search: the same example for each reported one, at least one, with random labels.
 

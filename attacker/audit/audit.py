@@ -9,15 +9,14 @@ from typing import Any
 from attacker.attacks import ATTACKS
 from attacker.audit.attack_findings import AuditedAttack, find_strongest_attack, judge_results
 from attacker.audit.attack_runs import AttackRuns, RunReplay
-from attacker.audit.canary_checks import check_canaries
+from attacker.audit.canaries import check_canaries
 from attacker.audit.defense_checks import check_defense, check_support
 from attacker.audit.defense_outputs import measure_signature
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, find_worst_grade, order
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
 from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
-from attacker.audit.privacy_checks import check_epsilon
-from attacker.audit.robustness_checks import check_robustness
+from attacker.audit.privacy_checks import check_epsilon, check_robustness
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.token_checks import check_tokens
 from attacker.audit.training_checks import check_shape, check_training

@@ -10,8 +10,7 @@ from typing import Any
 
 from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.replay.cases import Plan, PlannedCase
-from attacker.replay.code_version import identify_version
-from attacker.replay.identity import Identity
+from attacker.replay.identity import Identity, identify_version
 from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.results import get_run_folder, is_done
 from fedsim import models
@@ -98,17 +97,8 @@ def _make_case_entry(recording: Recording, case: PlannedCase, *, whole: bool) ->
 
 def _make_row_entry(recording: Recording, row: Row) -> dict[str, Any]:
     """Return the entry in `attack.json` of one row (a client in a round). A row without an update has an entry, too."""
-    return {
-        "key": row.key,
-        "round": row.round,
-        "client": row.client,
-        "attempt": row.attempt,
-        "num_examples": row.num_examples,
-        "codec": row.codec,
-        "status": row.status,
-        "reason": row.reason,
-        "cohort": _list_cohort(recording, row),
-    }
+    names = ("key", "round", "client", "attempt", "num_examples", "codec", "status", "reason")
+    return {**{name: getattr(row, name) for name in names}, "cohort": _list_cohort(recording, row)}
 
 
 def _list_cohort(recording: Recording, row: Row) -> list[str]:

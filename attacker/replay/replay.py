@@ -18,15 +18,13 @@ from attacker.replay.batching import CaseFootprint, split_into_chunks
 from attacker.replay.cases import Plan, PlannedCase, plan_cases
 from attacker.replay.checkpoints import find_unfinished, remove_finished
 from attacker.replay.chosen_rows import ChosenRows
-from attacker.replay.code_version import explain_reuse
 from attacker.replay.executors import process_pool, ray_cluster
 from attacker.replay.forecast import Forecast, measure_slowdown, plan_routes
-from attacker.replay.identity import Identity
+from attacker.replay.identity import Identity, explain_reuse
 from attacker.replay.metadata import write_metadata
-from attacker.replay.progress import Meter, Watch
 from attacker.replay.results import get_run_folder, is_done, make_reconstruction_path, write_failure
 from attacker.replay.task_runner import run_in_process
-from attacker.replay.tasks import ReplayJob, Task, TaskCase, TaskOutcome
+from attacker.replay.tasks import Meter, ReplayJob, Task, TaskCase, TaskOutcome, Watch
 from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.files import make_private
 from fedsim.recording.run_check import check_run

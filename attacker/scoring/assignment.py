@@ -1,7 +1,6 @@
 """Assignment of reconstructions to originals, which is needed since a gradient does not determine the order within a batch."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf, isnan, nan
 
 import torch
@@ -60,18 +59,4 @@ def keep_first(reconstruction: Reconstruction, limit: int) -> Reconstruction:
     If it has fewer examples, all are kept and sorted.
     The slots (places in the client's batches that an example fills) of dropped examples are dropped, too.
     """
-    kept = rank_candidates(reconstruction.confidence, reconstruction.explained)[:limit]
-    numbers = {example: number for number, example in enumerate(kept)}
-    slots = tuple(replace(slot, example=numbers[slot.example]) for slot in reconstruction.slots if slot.example in numbers)
-    explained = None if reconstruction.explained is None else reconstruction.explained[kept]
-    evidence = {name: tuple(values[i] for i in kept) for name, values in reconstruction.evidence.items()}
-    confidence = reconstruction.confidence[kept]
-    return replace(
-        reconstruction,
-        x=reconstruction.x[kept],
-        y=reconstruction.y[kept],
-        confidence=confidence,
-        explained=explained,
-        evidence=evidence,
-        slots=slots,
-    )
+    return reconstruction.select(rank_candidates(reconstruction.confidence, reconstruction.explained)[:limit])

@@ -1,18 +1,20 @@
-"""Tables of a sweep: CSV with one line per setting and attack, LaTeX and HTML with one line per setting.
+"""Tables of a sweep (CSV per setting and attack, LaTeX and HTML per setting), and the plot of accuracy against error on its page.
 
 A setting is one defense at one strength with one choice of batch size, local work and rounds.
 """
 
 import csv
+import io
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
 
 from attacker.report.templates import make_environment
 from attacker.scoring.statistics import Estimate
 from attacker.sweep.comparison import AttackOnSetting, PairedComparison, SettingResult
-from attacker.sweep.figure import draw_front
 from attacker.sweep.grid import SweepGrid
 from fedsim.recording.files import write_bytes
 
@@ -34,6 +36,7 @@ LATEX_SPECIAL = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
 }
+SIZE_INCHES = (6.4, 4.0)
 
 
 def write_tables(
@@ -55,7 +58,7 @@ def to_csv(settings: Sequence[SettingResult]) -> str:
 
     The column `counts` is True for the strongest attack of a setting, by which the setting is judged.
     """
-    text = StringIO()
+    text = io.StringIO()
     rows = [
         _describe_attack(setting, name) for setting in settings for name in (*setting.attacks, *([] if setting.attacks else [""]))
     ]
@@ -195,3 +198,32 @@ def describe_comparison(comparison: PairedComparison) -> str:
     chance = "" if comparison.adjusted is None else f", p = {comparison.adjusted:.2g} after Holm's correction"
     sample = f"{difference.count} examples in {difference.clusters} batches"
     return f"{text} ({ends} {difference.low:+.3f} to {difference.high:+.3f}, {sample}{chance})."
+
+
+def draw_front(settings: Sequence[SettingResult]) -> str:
+    """Return an SVG with one point per audited setting and the Pareto front as a line; "" without points.
+
+    settings: settings of one kind of training.
+    Up is more accurate, right is better protected (larger error of the strongest attack).
+    Which settings are audited is defined in `SettingResult.audited`. Settings that are not audited are not drawn, since a better
+    attack might find more; nor are settings without a known accuracy.
+    """
+    points = [
+        (setting.leak.rmse.value, setting.accuracy, setting)
+        for setting in settings
+        if setting.audited and setting.accuracy is not None and setting.leak is not None and setting.leak.rmse is not None
+    ]
+    if not points:
+        return ""
+    with mpl.rc_context({"svg.hashsalt": "fedleak sweep", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        for x, y, setting in points:
+            axes.plot(x, y, marker="o" if setting.on_front else ".", color="tab:blue" if setting.on_front else "tab:gray")
+            axes.annotate(setting.name, (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8)
+        front = sorted((x, y) for x, y, setting in points if setting.on_front)
+        axes.plot(*zip(*front, strict=True), color="tab:blue", linewidth=1)
+        axes.set(xlabel="RMSE of the strongest attack (larger: less leaks)", ylabel="accuracy")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]

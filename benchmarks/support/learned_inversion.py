@@ -8,7 +8,7 @@ from torch import Tensor
 from attacker.attacks import Attack, AttackSpec, Case
 from attacker.attacks.presets import get_arguments
 from support.attacked import run_attack
-from support.cocktail import measure_assigned
+from support.batches import measure_assigned
 from support.contract import Options, ResultRow
 from support.single_cases import make_client
 from support.splits import load_images

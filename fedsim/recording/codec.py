@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from defenses.base import Tensors
-from fedsim.recording.packing import sparse, table_codecs
+from fedsim.recording.packing import sparse, values
 from fedsim.recording.packing.parts import TensorLike, check_kind, check_names, check_shape, name_parameter
 
 
@@ -75,11 +75,11 @@ CODECS: dict[str, Codec] = {
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
     "bits": Codec(
-        partial(table_codecs.encode, max_values=2),
-        partial(table_codecs.decode, max_values=2),
-        partial(table_codecs.check_fit, max_values=2),
+        partial(values.encode, max_values=2),
+        partial(values.decode, max_values=2),
+        partial(values.check_fit, max_values=2),
     ),
-    "levels": Codec(table_codecs.encode, table_codecs.decode, table_codecs.check_fit),
+    "levels": Codec(values.encode, values.decode, values.check_fit),
 }
 
 

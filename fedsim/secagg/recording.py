@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from fedsim.recording.codec import Payload, encode
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT, MaskedMessage
 from fedsim.recording.writer import Reply
-from fedsim.secagg.outcome import SecureClient, SecureRound
+from fedsim.secagg.cohorts import SecureClient, SecureRound
 from fedsim.secagg.protocol.quantisation import RevealedSum
 from fedsim.strategies.recording_strategy import RecordingStrategy, make_distinct
 

@@ -8,7 +8,7 @@ import torch
 from support.contract import Options
 from support.splits import Images
 from support.systematic import features, grid
-from support.systematic.clients import count_local_steps, get_defense, make_cases
+from support.systematic.features import count_local_steps, get_defense, make_cases
 from support.systematic.paper import (
     DEFENSES,
     FEATURE_DEFENSES,

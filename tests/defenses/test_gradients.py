@@ -100,7 +100,7 @@ def test_per_example_gradients_in_parts_give_the_same_result(monkeypatch: pytest
     problem, weights = classifier()
     x, y = draw_examples(7)
     whole = compute_gradient(dp_sgd(0.1, noise=0), problem, weights, x, y)
-    monkeypatch.setattr("defenses.clipped_mean.PER_EXAMPLE_BYTES", 4 * 43 * 3)  # three examples at once
+    monkeypatch.setattr("defenses.per_example.PER_EXAMPLE_BYTES", 4 * 43 * 3)  # three examples at once
     assert close(compute_gradient(dp_sgd(0.1, noise=0), problem, weights, x, y), whole, atol=1e-8)
 
 
@@ -142,8 +142,8 @@ def test_large_linear_layers_need_no_gradient_of_each_example(
         return sum((g.sin().sum() for g in found.values()), start=x.new_zeros(())), found
 
     slope, (_, plainly) = grad_and_value(total, has_aux=True)(x)
-    monkeypatch.setattr("defenses.clipped_mean.LARGE_LINEAR", 1)
-    monkeypatch.setattr("defenses.clipped_mean.MAX_AT_ONCE", 3)
+    monkeypatch.setattr("defenses.per_example.LARGE_LINEAR", 1)
+    monkeypatch.setattr("defenses.per_example.MAX_AT_ONCE", 3)
     fast, (_, factored) = grad_and_value(total, has_aux=True)(x)
     assert close(factored, plainly, atol=1e-7)
     assert torch.allclose(fast, slope, atol=1e-6)

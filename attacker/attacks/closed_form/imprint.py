@@ -10,7 +10,6 @@ Behind an activation that saturates, such as hard tanh in the paper's sparse var
 threshold, and G_i and g_i themselves take the place of the differences.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -18,11 +17,10 @@ import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.closed_form.observations import StackedObservations, observe
 from attacker.attacks.needs import Need
-from attacker.attacks.nulls import blind_cases
+from attacker.attacks.nulls import CaseByCase
 from attacker.reconstruction import MAX_RECOVERED_MSE, Reconstruction
 from fedsim.models.imprint_layers import ImprintLayer, find_imprint
 
@@ -50,64 +48,42 @@ MARGIN = 0.05
 
 
 @dataclass(kw_only=True)
-class ImprintReadout:
+class ImprintReadout(CaseByCase):
     """Attack that reads an imprint layer: at any batch size, it recovers examples that are alone between two thresholds.
 
     The server has inserted the layer, so this is the attack of a malicious server. A reconstruction has as many examples as there
     are behind the update: first what the occupied bins hold, which may also be mixtures, then grey images with confidence 0.
-
-    sees_gradient: False gives the null (the attack without the client's update): grey examples with random labels.
     """
 
     name: str = "robbing_the_fed"
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(
         default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMPRINT_LAYER, Need.LINEAR_HEAD})
     )
-    device: str = "cpu"
 
-    def null(self) -> "ImprintReadout":
-        return ImprintReadout(name=self.name, sees_gradient=False, device=self.device)
-
-    def __call__(
-        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
-    ) -> list[Reconstruction]:
-        reconstructions = []
-        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            reconstructions.append(self._attack(case, rng))
-            if progress is not None:
-                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
-        return reconstructions
-
-    def _attack(self, case: Case, rng: Generator) -> Reconstruction:
+    def attack_case(self, case: Case, rng: Generator) -> Reconstruction:
         started, data = perf_counter(), case.observations[0].data
         count = case.observations[0].num_examples or 0
         x = torch.full((count, *data.shape), 0.5)
         y = torch.randint(data.num_classes, (count,), generator=seed_generator(rng, case, "labels"))
         confidence = torch.zeros(count)
-        notes: tuple[str, ...] = ()
-        route = "prior alone"
-        explained = torch.full((count,), torch.nan) if self.sees_gradient else torch.zeros(count)
-        if self.sees_gradient:
-            examples = read_imprint(observe([case], knows_defense=False, device=self.device))
-            kept = examples.rank()[:count]
-            n = len(kept)
-            x[:n], y[:n], confidence[:n] = (
-                examples.x[kept].float().cpu(),
-                examples.y[kept].cpu(),
-                examples.confidence[kept].float().cpu(),
-            )
-            notes, route = (examples.describe(count), *examples.notes), "imprint"
+        examples = read_imprint(observe([case], knows_defense=False, device=self.device))
+        kept = examples.rank()[:count]
+        n = len(kept)
+        x[:n], y[:n], confidence[:n] = (
+            examples.x[kept].float().cpu(),
+            examples.y[kept].cpu(),
+            examples.confidence[kept].float().cpu(),
+        )
         return build_reconstruction(
             case,
             x,
             y,
             attack=self.name,
             rng=rng,
-            route=route,
+            route="imprint",
             confidence=confidence,
-            explained=explained,
-            notes=notes,
+            explained=torch.full((count,), torch.nan),
+            notes=(examples.describe(count), *examples.notes),
             seconds=perf_counter() - started,
         )
 

@@ -68,14 +68,10 @@ def _solve_jointly(observed: StackedObservations, rng: Generator, rgap: RgapSett
     name, determined = chain.layers[deficient[-1]].name, 1 - report.undetermined / report.layers[0].unknowns
     open_note = f"layer {name} lacks equations, and a smoothness prior fills in what the gradient does not determine"
     return [
-        ClosedFormAnswer(
-            x=answer.x,
-            y=answer.y,
-            route=answer.route,
+        replace(
+            answer,
             notes=answer.notes if bool(solved.exact[i]) else (*answer.notes, open_note),
-            doubts=answer.doubts,
             stays=_estimate_determined_share(solved, i, determined),
-            twin=answer.twin,
         )
         for i, answer in enumerate(build_answers(observed, readings, solved.x, None, "peeled"))
     ]

@@ -90,8 +90,8 @@ def estimate_probabilities(curve: Curve, evidence: Mapping[str, Tensor], example
     score = torch.full((examples,), curve.intercept, dtype=torch.float64)
     for name, weight, low, high in zip(curve.features, curve.weights, curve.low, curve.high, strict=True):
         score = score + weight * evidence[name].double().clamp(low, high)
-    found, (least, most) = score.sigmoid().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).float(), curve.unsure
-    return found.masked_fill((found > least) & (found < most), torch.nan)
+    probabilities, (least, most) = score.sigmoid().clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY).float(), curve.unsure
+    return probabilities.masked_fill((probabilities > least) & (probabilities < most), torch.nan)
 
 
 def find_curve(route: str, *, is_image: bool) -> Curve | None:

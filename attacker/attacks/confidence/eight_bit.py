@@ -30,6 +30,6 @@ def is_eight_bit(x: Tensor) -> Tensor:
     inside = (levels > 0) & (levels < LEVELS)
     passed = near.all(dim=1) & (inside.sum(dim=1) >= MIN_GRID_VALUES)
     for i in passed.nonzero()[:, 0].tolist():
-        found = [int(level) for level in set(levels[i][inside[i]].tolist())]
-        passed[i] = len(found) >= MIN_GRID_LEVELS and math.gcd(LEVELS, *found) == 1
+        inner = [int(level) for level in set(levels[i][inside[i]].tolist())]
+        passed[i] = len(inner) >= MIN_GRID_LEVELS and math.gcd(LEVELS, *inner) == 1
     return passed

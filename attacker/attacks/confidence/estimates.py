@@ -254,14 +254,14 @@ def judge(route: str, evidence: Mapping[str, Tensor], explained: Tensor, data: D
     `Curve.unsure`. evidence: features by name, (N,) each. explained: share of the gradient's power that the answer explains,
     (N,), which is only copied to the result.
     """
-    own, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
-    reason = own.explain_mismatch(evidence) if own else f"answers of the method {route!r} were not calibrated on {kind}"
-    if own is None or reason:
+    curve, kind = find_curve(route, is_image=data.is_image), "images" if data.is_image else "table rows"
+    reason = curve.explain_mismatch(evidence) if curve else f"answers of the method {route!r} were not calibrated on {kind}"
+    if curve is None or reason:
         return build_undecided(len(explained), reason, explained, evidence)
-    probabilities = estimate_probabilities(own, evidence, len(explained))
+    probabilities = estimate_probabilities(curve, evidence, len(explained))
     if not (unsure := int(probabilities.isnan().sum())):
         return ConfidenceEstimates(probabilities, explained, evidence)
-    least, most = own.unsure
+    least, most = curve.unsure
     note = (
         f"confidence is undecided for {unsure} of {len(probabilities)} examples: probabilities from {least} to {most} were too "
         "inaccurate in the calibration"

@@ -82,7 +82,7 @@ class Posterior:
 
         It is the solution v of `_apply_curvature(v) = target`, found by at most `iterations` conjugate gradient iterations.
         """
-        found, _ = conjugate_gradients(
+        solution, _ = conjugate_gradients(
             lambda v: self._apply_curvature(v[0])[None], target[None], iterations=self.iterations, tolerance=0.0
         )
-        return found[0]
+        return solution[0]

@@ -83,7 +83,7 @@ def find_other_normalisation(x: Tensor, data: DataSpec) -> OtherNormalisation | 
     if not len(x) or not data.is_image or bool(is_eight_bit(x).any()):
         return None
     limit = MAX_OUTSIDE_ONE if len(x) < SEVERAL else MAX_OUTSIDE_SEVERAL
-    found = []
+    candidates = []
     for name, other in _list_narrower(data):
         as_other = other.denormalise(data.normalise(x.double()))
         differing = (as_other - x).flatten(1).square().mean(dim=1) > MIN_DIFFERENCE
@@ -91,8 +91,8 @@ def find_other_normalisation(x: Tensor, data: DataSpec) -> OtherNormalisation | 
         ends = float(as_other.min()), float(1 - as_other.max())
         fills = all(-MAX_OUTSIDE_END <= end <= MAX_INSIDE_END for end in ends)
         if bool(differing.any()) and (bool(is_eight_bit(as_other).all()) or (inside and fills)):
-            found.append((max(other.std), OtherNormalisation(name, differing, float(x.min()), float(x.max()))))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+            candidates.append((max(other.std), OtherNormalisation(name, differing, float(x.min()), float(x.max()))))
+    return min(candidates, key=lambda pair: pair[0])[1] if candidates else None
 
 
 def _list_narrower(data: DataSpec) -> Iterator[tuple[str, DataSpec]]:

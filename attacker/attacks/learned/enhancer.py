@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.generator_search import SEARCH_OPTIMISERS, find_perceptual, match_images
+from attacker.attacks.learned.generator import SEARCH_OPTIMISERS, ImageGenerator, find_perceptual, match_images
 from attacker.attacks.learned.perceptual import load
 from attacker.attacks.learned.prior_file import FILE_ENDING, read_prior
 from defenses.registry import Registry

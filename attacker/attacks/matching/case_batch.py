@@ -26,9 +26,9 @@ from attacker.attacks.matching.priors import check_denoiser, compute_consensus
 from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import HeldExamples
-from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import build_network
 from attacker.attacks.simulation.draws import Draws, find_draws
+from attacker.attacks.simulation.local_steps import merge_epochs
 from attacker.attacks.simulation.step_orders import StepOrder
 from fedsim.recording.observation import Observation
 
@@ -281,7 +281,7 @@ class CaseBatch:
         If local epochs have separate copies of the examples, these are matched across epochs and averaged (`merge_epochs`). An
         enhancer of the attack is applied to the examples.
         """
-        x, y = local_epochs.merge_epochs(*self.decode_case(i, z, labels), self.epochs)
+        x, y = merge_epochs(*self.decode_case(i, z, labels), self.epochs)
         return (x if self.attack.enhancer is None else self.attack.enhancer(x.detach(), y)), y
 
     def evaluate(self, z: Tensor, per_problem: ProblemRow, share: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,13 @@ class MatchingRun:
                 self.search_once(pending, restart)
                 self._save(restart)
 
+    def decode_best(self, i: int) -> Tensor:
+        """Return the examples (N, *shape) of the best result of case i so far, on the CPU."""
+        best = self.best[i]
+        assert best.z is not None
+        assert best.labels is not None
+        return self.batch.decode_answer(i, best.z, best.labels)[0].cpu()
+
     def build_answers(self) -> list[Reconstruction]:
         """Return the reconstructions of all cases from the best results so far.
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import nn
 
-from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import (
     choose_simulated_steps,
     count_ordered_steps,
@@ -15,7 +14,7 @@ from attacker.attacks.simulation.client import (
     sends_signs,
 )
 from attacker.attacks.simulation.gradients import Gradients
-from attacker.attacks.simulation.local_steps import build_stepped_gradient
+from attacker.attacks.simulation.local_steps import build_stepped_gradient, count_separate_epochs
 from fedsim.recording.observation import Observation
 from fedsim.recording.training import Training
 
@@ -131,4 +130,4 @@ class Simulation:
 
         It is 1 if `order_invariant` is 0, or if clients train for a number of steps instead of epochs.
         """
-        return local_epochs.count_separate_epochs(self.order_invariant, training)
+        return count_separate_epochs(self.order_invariant, training)

@@ -29,8 +29,7 @@ from attacker.attacks.multi_round.reduced_search import (
 )
 from attacker.attacks.multi_round.refinement import refine
 from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
-from attacker.attacks.multi_round.same_examples import link_same, read_shared_labels
-from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null
+from attacker.attacks.multi_round.usable_rounds import drop_unusable, link_for_null, link_same, read_shared_labels
 from attacker.attacks.needs import Need
 from attacker.attacks.nulls import blind_cases
 from attacker.attacks.simulation.client import build_channel, build_network, find_schedule
@@ -163,11 +162,11 @@ class Agic:
         reduced = find_known_examples(mark_notes(linked), described, known, knows, device)
         return _Plan(usable, replace(reduced, slots=(*slots, *reduced.slots), notes=notes), known)
 
-    def _refine(self, case: Case, found: Reconstruction, progress: Progress | None) -> Reconstruction:
+    def _refine(self, case: Case, answer: Reconstruction, progress: Progress | None) -> Reconstruction:
         """Return the answer after Gauss-Newton steps; unchanged for a null, and if no state of a defense is simulated."""
-        if not (self.refined and self.sees_gradient and self._simulates_state(case)) or found.interrupted:
-            return found
-        return refine(case, found, device=self.device, progress=progress)
+        if not (self.refined and self.sees_gradient and self._simulates_state(case)) or answer.interrupted:
+            return answer
+        return refine(case, answer, device=self.device, progress=progress)
 
     def _tries_closed_forms(self, case: Case) -> bool:
         """Return whether closed forms are tried on a case before the search.
@@ -195,22 +194,22 @@ class Agic:
         answer = join_answers(case, plan.known, plan.reduced, searched, attack=self.name, seed=rng.initial_seed())
         return answer if searched is None else self._merge(case, plan.usable, answer, different=len(plan.known.x))
 
-    def _merge(self, case: Case, linked: Case, found: Reconstruction, *, different: int = 0) -> Reconstruction:
+    def _merge(self, case: Case, linked: Case, answer: Reconstruction, *, different: int = 0) -> Reconstruction:
         """Return the answer with candidates of different rounds merged that turn out to be the same example.
 
-        `found` itself is returned for a null, for a single round, and if the caller stated which positions of different rounds
+        `answer` itself is returned for a null, for a single round, and if the caller stated which positions of different rounds
         hold the same example (links).
         case: the case as given. linked: the case with the rounds that were used. different: number of first candidates that
         are known to be different examples.
         """
         if not self.sees_gradient or case.links is not None or len(linked.observations) == 1:
-            return found
+            return answer
         missed = {}
         for observation in linked.observations:
-            rows = list(dict.fromkeys(slot.example for slot in found.slots if slot.round == observation.round))
+            rows = list(dict.fromkeys(slot.example for slot in answer.slots if slot.round == observation.round))
             seen = observe([Case((observation,))], knows_defense=self.knows_defense, device=self.device)
-            missed[observation.round] = seen.measure_misfit(0, found.x[rows].to(self.device), found.y[rows].to(self.device))
-        return merge(found, missed, different=different)
+            missed[observation.round] = seen.measure_misfit(0, answer.x[rows].to(self.device), answer.y[rows].to(self.device))
+        return merge(answer, missed, different=different)
 
     def _uses_all_examples(self, case: Case) -> bool:
         """Return whether the rounds are taken to hold the same examples, since features of them cannot be computed.

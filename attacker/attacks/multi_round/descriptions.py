@@ -14,7 +14,8 @@ from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import infer_from_bias, infer_labels
 from attacker.attacks.linking import HeadFeatures, RoundDescription
 from attacker.attacks.linking.features import EXACT_MISFIT
-from attacker.attacks.matching.gradient_matching import GradientMatching
+from attacker.attacks.matching.gradient_matching import GradientMatching, polish
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
@@ -49,12 +50,12 @@ class Describer:
         described = []
         for observation, labels in zip(case.observations, known, strict=True):  # one at a time, as each is as large as the model
             seen = ObservedGradients([observation], model=model, device=self.device, knows_defense=knows)
-            one = self._solve_exactly(observation.round, seen, probes, rng) if labels is None else None
-            if one is None:
-                one = RoundDescription(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
-                one = self._add_features(one, seen, probes, rng, known=labels is not None)
-            described.append(one)
-        if self.compare == "features" and all(description.usable for description in described):
+            description = self._solve_exactly(observation.round, seen, probes, rng) if labels is None else None
+            if description is None:
+                description = RoundDescription(observation.round, self._infer_labels(seen, rng) if labels is None else labels)
+                description = self._add_features(description, seen, probes, rng, known=labels is not None)
+            described.append(description)
+        if self.compare == "features" and all(each.usable for each in described):
             return described
         return self._add_images(case, described, rng, progress, memory)
 
@@ -74,8 +75,8 @@ class Describer:
         if not 1 < observed.count < classes - 1:
             return None
         guess = RoundDescription(number, read_labels(infer_from_bias, observed, 0, observed.model, rng).cpu())
-        found = read_features(observed, guess.labels, rng, known=True)
-        return None if found.misfit > EXACT_MISFIT else self._describe(guess, found, observed, probes)
+        features = read_features(observed, guess.labels, rng, known=True)
+        return None if features.misfit > EXACT_MISFIT else self._describe(guess, features, observed, probes)
 
     def _infer_labels(self, observed: ObservedGradients, rng: Generator) -> Tensor:
         assert self.matching.labels.rule is not None
@@ -93,11 +94,11 @@ class Describer:
         """
         if self.compare != "features":
             return description
-        found = read_features(observed, description.labels, rng, known=known)
-        return description if found.misfit > MAX_MISFIT else self._describe(description, found, observed, probes)
+        features = read_features(observed, description.labels, rng, known=known)
+        return description if features.misfit > MAX_MISFIT else self._describe(description, features, observed, probes)
 
     def _describe(
-        self, description: RoundDescription, found: HeadFeatures, observed: ObservedGradients, probes: Tensor
+        self, description: RoundDescription, features: HeadFeatures, observed: ObservedGradients, probes: Tensor
     ) -> RoundDescription:
         """Return the description with the features found, their labels, and the features of the random inputs `probes`.
 
@@ -109,7 +110,7 @@ class Describer:
             reference, _ = compute_head_inputs(
                 observed.model, observed.data, {**row["buffers"], **row["weights"]}, observed.data.normalise(probes)
             )
-        return description._replace(features=found.features.float(), labels=found.labels, reference=reference.cpu().float())
+        return description._replace(features=features.features.float(), labels=features.labels, reference=reference.cpu().float())
 
     def _add_images(
         self, case: Case, described: Sequence[RoundDescription], rng: Generator, progress: Progress | None, memory: Memory | None
@@ -119,11 +120,13 @@ class Describer:
         Raises KeyboardInterrupt if the user interrupts a reconstruction.
         """
         search = self.matching.copy_with(steps=self.pre_steps, restarts=1, device=self.device)
-        found = []
+        with_images = []
         for description, observation in zip(described, case.observations, strict=True):
             alone = Case((observation,), known_labels=description.labels)
-            (guess,) = search([alone], rng=rng, progress=progress, memory=prefix_memory(memory, f"{description.round}/"))
-            if guess.interrupted:
+            run = MatchingRun(search, [alone], rng, progress, prefix_memory(memory, f"{description.round}/"))
+            run.search()
+            polish(run)
+            if run.interrupted:
                 raise KeyboardInterrupt
-            found.append(description._replace(features=None, reference=None, images=guess.x.clamp(0, 1)))
-        return found
+            with_images.append(description._replace(features=None, reference=None, images=run.decode_best(0).clamp(0, 1)))
+        return with_images

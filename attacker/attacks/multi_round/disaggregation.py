@@ -100,12 +100,12 @@ def attack_solved_sums(case: Case, attack: str, rng: Generator, progress: Progre
     whose training example the reconstructed one is meant to be; scoring compares the two. attack: name of the attack.
     Raises ValueError with the reason if the sums determine no client's update, or if closed forms find nothing in any.
     """
-    started, found = perf_counter(), disaggregate(case.observations)
+    started, solved = perf_counter(), disaggregate(case.observations)
     closed = ClosedForm(name="exact", routes=DIRECT_ROUTES)
     closed.device = device
     clients = sorted({name for observation in case.observations for name in observation.cohort})
     answers, reasons = {}, dict[str, str]()
-    for number, (name, observation) in enumerate(found.clients.items(), start=1):
+    for number, (name, observation) in enumerate(solved.clients.items(), start=1):
         single = Case((observation,))
         try:
             if unmet := find_unmet(closed, single):
@@ -114,15 +114,15 @@ def attack_solved_sums(case: Case, attack: str, rng: Generator, progress: Progre
         except ValueError as error:
             reasons[name] = str(error)
         if progress is not None:
-            progress(number, len(found.clients), f"closed forms: {len(answers)} of {len(clients)} clients")
+            progress(number, len(solved.clients), f"closed forms: {len(answers)} of {len(clients)} clients")
     notes = (
-        f"the sums determine the updates of {len(found.clients)} of {len(clients)} clients",
-        f"the least squares leave {found.residual:.1e} of the sums' norm",
+        f"the sums determine the updates of {len(solved.clients)} of {len(clients)} clients",
+        f"the least squares leave {solved.residual:.1e} of the sums' norm",
         f"closed forms found examples in {len(answers)} of them",
     )
     if not answers:
         details = "; ".join((*notes, *dict.fromkeys(reasons.values())))
-        advice = "; attack more rounds, which determine more updates" if len(found.clients) < len(clients) else ""
+        advice = "; attack more rounds, which determine more updates" if len(solved.clients) < len(clients) else ""
         raise ValueError(f"no example could be recovered from the secure sums: {details}{advice}")
     x, y = (torch.cat([getattr(answer, field) for answer in answers.values()]) for field in ("x", "y"))
     slots, start = [], 0

@@ -6,9 +6,8 @@ rounds, and are much nearer to each other than candidates that are certainly dif
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
@@ -27,7 +26,7 @@ MAX_CANDIDATES = 600
 """Largest number of candidates for which all pairs are compared; more are not merged."""
 
 
-def merge(found: Reconstruction, missed: Mapping[int, float], *, different: int = 0) -> Reconstruction:
+def merge(answer: Reconstruction, missed: Mapping[int, float], *, different: int = 0) -> Reconstruction:
     """Return the reconstruction with one example for each group of equal candidates, in the order of their first occurrence.
 
     The reconstruction is returned unchanged if all candidates are of one round, or if there are more than MAX_CANDIDATES.
@@ -38,35 +37,22 @@ def merge(found: Reconstruction, missed: Mapping[int, float], *, different: int 
             norm of the observed one.
     different: number of first candidates that are known to be different examples, and are not merged with each other.
     """
-    rounds = found.list_rounds()
-    if not 1 < len(found.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
-        return found
+    rounds = answer.list_rounds()
+    if not 1 < len(answer.x) <= MAX_CANDIDATES or len(set().union(*rounds)) < 2:
+        return answer
     left = [min((missed[number] for number in numbers), default=1.0) for numbers in rounds]
-    trust = list(zip((-found.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
+    trust = list(zip((-answer.confidence.nan_to_num(nan=-1.0)).tolist(), left, range(len(left)), strict=True))
     apart = [numbers | {0} if i < different else numbers for i, numbers in enumerate(rounds)]  # rounds are numbered from 1
-    groups = sorted(group_candidates(found.x, found.y, apart, same=MAX_SAME_DISTANCE), key=min)
-    fewer = len(found.x) - len(groups)
+    groups = sorted(group_candidates(answer.x, answer.y, apart, same=MAX_SAME_DISTANCE), key=min)
+    fewer = len(answer.x) - len(groups)
     if not fewer:
-        return found
+        return answer
     place = {i: number for number, group in enumerate(groups) for i in group}
     return replace(
-        found,
-        **_select_rows(found, [min(group, key=trust.__getitem__) for group in groups]),
-        slots=tuple(replace(slot, example=place[slot.example]) for slot in found.slots),
-        notes=(*found.notes, f"{fewer} of {len(found.x)} candidates were merged with others of other rounds, by their images"),
+        answer.select([min(group, key=trust.__getitem__) for group in groups]),
+        slots=tuple(replace(slot, example=place[slot.example]) for slot in answer.slots),
+        notes=(*answer.notes, f"{fewer} of {len(answer.x)} candidates were merged with others of other rounds, by their images"),
     )
-
-
-def _select_rows(found: Reconstruction, kept: Sequence[int]) -> dict[str, Any]:
-    """Return a dict of the fields that have one entry per example, with the entries of the examples with the indices `kept`."""
-    selected: dict[str, Any] = {}
-    for name in (field.name for field in fields(found) if field.name != "loss"):
-        value = getattr(found, name)
-        if isinstance(value, Tensor):
-            selected[name] = value[list(kept)]
-        elif isinstance(value, Mapping):
-            selected[name] = {key: tuple(each[i] for i in kept) for key, each in value.items()}
-    return selected
 
 
 def group_candidates(x: Tensor, y: Tensor, rounds: Sequence[set[int]], *, same: float) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -161,9 +162,9 @@ def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
     matched: one tensor (N,) per observation, with the index of the known example that each batch position matches, or -1.
     """
     held = torch.full((links.examples,), -2)
-    for places, found in zip(links.places, matched, strict=True):
+    for places, matches in zip(links.places, matched, strict=True):
         before = held[places]
-        held[places] = torch.where((before == -2) | (before == found), found, -1)
+        held[places] = torch.where((before == -2) | (before == matches), matches, -1)
     return held
 
 
@@ -248,20 +249,20 @@ def _add_searched(certified: Reconstruction, reduced: ReducedSearch, searched: R
 
     Examples that the search left as they are (`reduced.held`), since they are certified, occur only once.
     """
-    free = (reduced.held < 0).nonzero().flatten()
-    count = len(certified.x)
-    number = {int(v): count + i for i, v in enumerate(free)} | {v: e for v, e in enumerate(reduced.held.tolist()) if e >= 0}
-    explained = torch.full_like(searched.confidence, torch.nan) if searched.explained is None else searched.explained
+    free = (reduced.held < 0).nonzero().flatten().tolist()
+    count, others = len(certified.x), searched.select(free)
+    number = {v: count + i for i, v in enumerate(free)} | {v: e for v, e in enumerate(reduced.held.tolist()) if e >= 0}
+    explained = torch.full_like(others.confidence, torch.nan) if others.explained is None else others.explained
     assert certified.explained is not None
     slots = (*certified.slots, *(replace(slot, example=number[slot.example]) for slot in searched.slots))
     return replace(
         searched,
         case=certified.case,
-        x=torch.cat([certified.x, searched.x[free]]),
-        y=torch.cat([certified.y, searched.y[free]]),
-        confidence=torch.cat([certified.confidence, searched.confidence[free]]),
-        explained=torch.cat([certified.explained, explained[free]]),
-        evidence=_join_evidence(certified.evidence, count, searched.evidence, free.tolist()),
+        x=torch.cat([certified.x, others.x]),
+        y=torch.cat([certified.y, others.y]),
+        confidence=torch.cat([certified.confidence, others.confidence]),
+        explained=torch.cat([certified.explained, explained]),
+        evidence=_join_evidence(certified, others),
         slots=tuple(sorted(slots, key=lambda slot: slot.round)),
         evaluations=certified.evaluations + searched.evaluations,
         seconds=certified.seconds + searched.seconds,
@@ -271,12 +272,8 @@ def _add_searched(certified: Reconstruction, reduced: ReducedSearch, searched: R
     )
 
 
-def _join_evidence(
-    known: Mapping[str, tuple[float, ...]], count: int, searched: Mapping[str, tuple[float, ...]], free: Sequence[int]
-) -> dict[str, tuple[float, ...]]:
-    nothing = float("nan")
-    joined = {}
-    for name in dict.fromkeys((*known, *searched)):
-        own = known.get(name, (nothing,) * count)
-        joined[name] = (*own, *(searched[name][i] if name in searched else nothing for i in free))
-    return joined
+def _join_evidence(*answers: Reconstruction) -> dict[str, tuple[float, ...]]:
+    """Return the evidence on the examples of several answers, one after the other; NaN where an answer lacks a feature."""
+    names = dict.fromkeys(name for answer in answers for name in answer.evidence)
+    parts = {name: [answer.evidence.get(name, (float("nan"),) * len(answer.x)) for answer in answers] for name in names}
+    return {name: tuple(chain.from_iterable(values)) for name, values in parts.items()}

@@ -57,21 +57,21 @@ CHUNK = 512
 """Number of unknowns by which gradients are differentiated at once."""
 
 
-def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress | None) -> Reconstruction:
-    """Return the answer of a search with examples that solve the equations of all values sent; `found` if there are none.
+def refine(case: Case, answer: Reconstruction, *, device: str, progress: Progress | None) -> Reconstruction:
+    """Return the answer of a search with examples that solve the equations of all values sent; `answer` if there are none.
 
     The answer is changed only if the equations then hold up to `MAX_MISFIT`, so that no choice depends on the truth. Examples
     whose values are those of 8-bit images then get the confidence `CERTIFIED_CONFIDENCE`. If the user interrupts after the
     equations were solved, the solution is returned, as an interrupted answer.
-    case: one client's rounds, with links. found: its answer, to which a note on the outcome is added.
+    case: one client's rounds, with links. answer: of the search, to which a note on the outcome is added.
     """
     started = perf_counter()
     assert case.links is not None
-    reason = _explain_unsuitable(case, found.x.numel())
-    values = None if reason else SentEquations(case.observations, found.y, case.links.places, device=device)
-    if values is None or (reason := values.explain_unsolvable(found.x.numel())):
-        return replace(found, notes=(*found.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
-    used = values.take_rounds(EQUATIONS_PER_UNKNOWN * found.x.numel())
+    reason = _explain_unsuitable(case, answer.x.numel())
+    values = None if reason else SentEquations(case.observations, answer.y, case.links.places, device=device)
+    if values is None or (reason := values.explain_unsolvable(answer.x.numel())):
+        return replace(answer, notes=(*answer.notes, f"the answer was not refined by Gauss-Newton steps, since {reason}"))
+    used = values.take_rounds(EQUATIONS_PER_UNKNOWN * answer.x.numel())
     scale = float(used.values.norm())
 
     def report(step: int, norm: float) -> None:
@@ -80,7 +80,7 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
 
     problem, interrupted = LeastSquares(used.compute_residual, used.linearise), False
     try:
-        start = found.x.double().flatten().to(device)
+        start = answer.x.double().flatten().to(device)
         end = minimise_squares(problem, start, steps=STEPS, enough=ROUNDING * scale, progress=report)
         if end.norm <= ROUNDING * scale:
             try:
@@ -90,21 +90,21 @@ def refine(case: Case, found: Reconstruction, *, device: str, progress: Progress
                 interrupted = True
         before, misfit = (float(values.compute_residual(z).norm() / values.values.norm()) for z in (start, end.z))
     except KeyboardInterrupt:
-        return replace(found, interrupted=True)
+        return replace(answer, interrupted=True)
     except RuntimeError as error:  # of PyTorch: no forward-mode derivative, values that are not finite, too little memory
         note = f"the answer was not refined by Gauss-Newton steps: {' '.join(str(error).split())[:200]}"
-        return replace(found, notes=(*found.notes, note))
-    seconds = found.seconds + perf_counter() - started
+        return replace(answer, notes=(*answer.notes, note))
+    seconds = answer.seconds + perf_counter() - started
     if not misfit <= min(MAX_MISFIT, before):
         note = f"Gauss-Newton steps left a misfit of {misfit:.1e} of what was sent, so that the search's answer was kept"
-        return replace(found, notes=(*found.notes, note), seconds=seconds)
-    x = end.z.reshape(found.x.shape).float().cpu()
+        return replace(answer, notes=(*answer.notes, note), seconds=seconds)
+    x = end.z.reshape(answer.x.shape).float().cpu()
     solved = f"{end.steps} Gauss-Newton steps solved the equations of {used.count} of the {values.count} values sent"
     note = f"{solved}; all of them hold up to {misfit:.1e}"
     sure = is_eight_bit(x) if values.observed.data.is_image else torch.zeros(len(x), dtype=torch.bool)
-    confidence = torch.where(sure, CERTIFIED_CONFIDENCE, found.confidence)
-    notes = [note for note in found.notes if not (sure.all() and note.startswith("confidence is undecided"))]
-    return replace(found, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
+    confidence = torch.where(sure, CERTIFIED_CONFIDENCE, answer.confidence)
+    notes = [note for note in answer.notes if not (sure.all() and note.startswith("confidence is undecided"))]
+    return replace(answer, x=x, confidence=confidence, notes=(*notes, note), seconds=seconds, interrupted=interrupted)
 
 
 def exclude_output_errors(used: "SentEquations", problem: LeastSquares, end: Minimum) -> Minimum:
@@ -225,15 +225,15 @@ class SentEquations:
     def send(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return the values that the client would send, (R,), in the units of the round, given its gradients."""
         state: ChannelState = {}
-        found = []
+        rounds = []
         for t, (at, unit) in enumerate(zip(self.sent, self.units, strict=True)):
             weights = {name: w[t] for name, w in self.weights.items()}
             own = {name: g[t] for name, g in gradients.items()}
             expected, state = follow_channel(
                 self.observed.channel, state, self.known[t], own, weights, self.observed.training, self.observed.steps
             )
-            found.append(torch.cat([expected[name].flatten() for name in self.names])[at] / unit)
-        return torch.cat(found)
+            rounds.append(torch.cat([expected[name].flatten() for name in self.names])[at] / unit)
+        return torch.cat(rounds)
 
     def compute_residual(self, x: Tensor) -> Tensor:
         return self.send(self.compute_gradients(x)) - self.values

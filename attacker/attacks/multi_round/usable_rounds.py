@@ -1,13 +1,22 @@
-"""Removal of rounds that no attack can use, such as updates of zeros, and the links between rounds that a null assumes.
+"""Rounds that no attack can use, and rounds that hold the same examples: their links, and labels from the mean of all rounds.
 
 Links state which batch positions of different rounds hold the same example.
 """
 
-import torch
+from collections.abc import Sequence
+from dataclasses import replace
 
-from attacker.attacks.cases import Case
-from attacker.attacks.multi_round.same_examples import link_same
+import torch
+from torch import Generator, Tensor
+
+from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.labels.observed import read_labels
+from attacker.attacks.labels.rules import LabelRule
+from attacker.attacks.linking import Links
 from attacker.attacks.nulls import link_by_sizes
+from attacker.attacks.simulation.client import build_network
+from fedsim.recording.codec import encode
 from fedsim.recording.observation import Observation
 
 
@@ -63,3 +72,33 @@ def link_for_null(case: Case, *, same: bool) -> Case:
         raise ValueError(f"no round can be used: {'; '.join(dict.fromkeys(map(find_problem, case.observations)))}")
     sizes = [observation.num_examples or 0 for observation in kept]
     return Case(tuple(kept), links=link_same(sizes) if same else link_by_sizes(kept))
+
+
+def link_same(sizes: Sequence[int], labels: Tensor | None = None, notes: tuple[str, ...] = ()) -> Links:
+    """Return links that state that all rounds hold the same examples in the same order.
+
+    sizes: number of examples of each round. labels: (N,) labels of the examples, or None. Raises ValueError if rounds
+    have different numbers of examples.
+    """
+    if len(set(sizes)) != 1:
+        raise ValueError(
+            f"rounds hold from {min(sizes)} to {max(sizes)} examples, so they are not the same in all rounds; "
+            "choose compare=features"
+        )
+    note = f"all {len(sizes)} rounds are assumed to hold the same examples" if len(sizes) > 1 else "one round"
+    return Links((torch.arange(sizes[0]),) * len(sizes), torch.ones(sizes[0]), labels, notes=(*notes, note))
+
+
+def read_shared_labels(case: Case, rule: LabelRule, rng: Generator, device: str, knows_defense: bool) -> Tensor:
+    """Return the labels (N,) that a rule infers from the mean update of all rounds, at the weights of the first round.
+
+    The mean has less noise than a single update, and has coordinates that were not sent in every round.
+    """
+    first, count = case.observations[0], len(case.observations)
+    total = {name: torch.zeros_like(t) for name, t in first.update.items()}
+    for observation in case.observations:
+        total = {name: t + observation.update[name] / count for name, t in total.items()}
+    mean = replace(first, payload=encode(total))
+    model = build_network(first).to(device)
+    seen = ObservedGradients([mean], model=model, device=device, knows_defense=knows_defense)
+    return read_labels(rule, seen, 0, model, seed_generator(rng, case, "shared labels")).cpu()

@@ -10,9 +10,8 @@ from typing import Any
 from attacker.replay.executors import INTERRUPT_SECONDS, MAX_RETRIES, OnProgress
 from attacker.replay.executors.process_usage import count_cores
 from attacker.replay.executors.worker_process import WorkerProcess
-from attacker.replay.progress import compute_share, format_progress
 from attacker.replay.task_runner import write_failures
-from attacker.replay.tasks import ReplayJob, Task, TaskOutcome
+from attacker.replay.tasks import ReplayJob, Task, TaskOutcome, compute_share, format_progress
 
 WORKER_PROGRAM = "from attacker.replay.executors.replay_worker import main; main()"
 MIN_POOL_SECONDS = 20.0

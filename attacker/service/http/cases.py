@@ -28,7 +28,8 @@ from attacker.service.index.attack_folders import CaseEntry, Source, make_file_p
 from attacker.service.index.images import NoImage
 from attacker.service.index.json_lines import ShownScore
 from attacker.service.index.reconstruction_files import WholeReconstruction, read_whole
-from attacker.service.schemas.cases import CaseDetails, CaseExample, Cases, CaseSummary, NullExample
+from attacker.service.schemas.cases import CaseDetails, CaseExample, CaseSummary, NullExample
+from attacker.service.schemas.general import Page
 
 router = APIRouter(
     prefix="/recordings/{id}/cases", tags=["cases"], responses=REFUSED_RESPONSES, dependencies=[Depends(check_parameters)]
@@ -47,7 +48,7 @@ IMAGE_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("", response_model=Cases)
+@router.get("", response_model=Page[CaseSummary])
 async def cases(
     request: Request,
     service: Service,
@@ -59,10 +60,9 @@ async def cases(
     after: AfterCase = None,
 ) -> Response:
     """List the cases of all attacks, or of one attack, sorted by attack and case."""
-    run = service.catalogue.get_run(id)
     last = _parse_place(after)
 
-    def find_wanted() -> Iterator[CaseSummary]:
+    def find_wanted(run: CatalogueRun) -> Iterator[CaseSummary]:
         scores = service.catalogue.get_scores(run)
         clients = (
             {case.client for source in service.catalogue.list_sources(run) for case in source.cases.values()} if client else set()
@@ -79,24 +79,19 @@ async def cases(
                 if (name is None or case.client == name) and (round is None or round in case.rounds):
                     yield views.describe_case(source, case, rows.get(key, ()), guessed.get(key, ()))
 
-    def make() -> Cases:
+    def make(run: CatalogueRun) -> Page[CaseSummary]:
         page, next_place = cut_page(
-            find_wanted(), lambda row: (row["attack"], row["case"]), last, limit, lambda row: f"{row['attack']}/{row['case']}"
+            find_wanted(run), lambda row: (row["attack"], row["case"]), last, limit, lambda row: f"{row['attack']}/{row['case']}"
         )
-        return Cases(items=list(page), next=next_place)
+        return Page(items=list(page), next=next_place)
 
-    return await service.replies.respond(request, run.version, make)
+    return await service.respond_of_run(request, id, make)
 
 
 @router.get("/{source}/{case}", response_model=CaseDetails)
 async def case_details(request: Request, service: Service, id: Name, source: Name, case: Name) -> Response:
     """Return one case: its loss curve, and its examples, beside the originals if the service has the truth."""
-    run = service.catalogue.get_run(id)
-
-    def make() -> CaseDetails:
-        return load_case(service, run, source, case)
-
-    return await service.replies.respond(request, run.version, make)
+    return await service.respond_of_run(request, id, lambda run: load_case(service, run, source, case))
 
 
 def load_case(service: ServiceComponents, run: CatalogueRun, source: str, case: str) -> CaseDetails:
@@ -120,13 +115,12 @@ async def image(
     request: Request, service: Service, id: Name, source: Name, case: Name, n: Number, version: CaseVersion = None
 ) -> Response:
     """Return the reconstruction with index `n` in the attack's result as PNG. `version` is ignored, see `CaseVersion`."""
-    run = service.catalogue.get_run(id)
 
-    def make() -> bytes:
+    def make(run: CatalogueRun) -> bytes:
         _find_case(service, run, source, case)
         return images.encode_reconstruction(run.folder, make_file_path(source, case), n, _get_data(run))
 
-    return await service.replies.respond(request, run.version, make, kind=PNG_TYPE)
+    return await service.respond_of_run(request, id, make, kind=PNG_TYPE)
 
 
 @router.get("/{source}/{case}/pairs/{n}.png", response_class=Response, responses=IMAGE_RESPONSE)
@@ -148,9 +142,7 @@ async def original(
 async def _respond_half(
     request: Request, service: ServiceComponents, id: str, source: str, case: str, n: int, *, original: bool
 ) -> Response:
-    run = service.catalogue.get_run(id)
-
-    def make() -> bytes:
+    def make(run: CatalogueRun) -> bytes:
         _, _, rows = _find_case(service, run, source, case)
         if n >= len(rows) or (file := rows[n].pair) is None:
             raise NoImage(
@@ -159,7 +151,7 @@ async def _respond_half(
         halves = images.encode_pair(run.folder, file, _get_data(run))
         return halves.original if original else halves.reconstruction
 
-    return await service.replies.respond(request, run.version, make, kind=PNG_TYPE)
+    return await service.respond_of_run(request, id, make, kind=PNG_TYPE)
 
 
 def _find_case(

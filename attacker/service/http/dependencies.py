@@ -1,15 +1,16 @@
 """The objects that all routes of one service share."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 
 from attacker.service.events import Feed
-from attacker.service.http.caching import ResponseCache
+from attacker.service.http.caching import JSON_TYPE, ResponseCache
 from attacker.service.http.metrics import Metrics
-from attacker.service.index import Catalogue
+from attacker.service.index import Catalogue, CatalogueRun
 from attacker.service.jobs.queue import Queue
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
@@ -31,6 +32,13 @@ class ServiceComponents:
     keys: Keys | None
     replies: ResponseCache
     reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def respond_of_run(
+        self, request: Request, id: str, make: Callable[[CatalogueRun], Any], *, kind: str = JSON_TYPE
+    ) -> Response:
+        """Return the response on the recording `id`, from the cache or by `make`, see `ResponseCache.respond`."""
+        run = self.catalogue.get_run(id)
+        return await self.replies.respond(request, run.version, lambda: make(run), kind=kind)
 
 
 def _get_components(request: Request) -> ServiceComponents:

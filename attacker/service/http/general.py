@@ -18,8 +18,8 @@ from attacker.service.http.errors import RequestError
 from attacker.service.http.metrics import CONTENT_TYPE
 from attacker.service.http.middleware import make_cookie_name, read_session
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, check_parameters
-from attacker.service.schemas.attacks import KnownAttack, KnownAttacks
-from attacker.service.schemas.general import Health
+from attacker.service.schemas.attacks import KnownAttack
+from attacker.service.schemas.general import Health, Page
 from attacker.service.sessions import SESSION_SECONDS
 from defenses.registry import read_source, read_summary
 
@@ -48,10 +48,10 @@ async def metrics(service: Service) -> Response:
     return Response(await run_in_threadpool(service.metrics.read), media_type=CONTENT_TYPE)
 
 
-@router.get("/attacks", response_model=KnownAttacks, responses=REFUSED_RESPONSES)
-async def attacks() -> KnownAttacks:
+@router.get("/attacks", response_model=Page[KnownAttack], responses=REFUSED_RESPONSES)
+async def attacks() -> Page[KnownAttack]:
     """List the registered attacks with their arguments, without those that need a file."""
-    return KnownAttacks(items=await run_in_threadpool(_list_attacks), next=None)
+    return Page(items=await run_in_threadpool(_list_attacks), next=None)
 
 
 @cache

@@ -11,8 +11,7 @@ from attacker.service.http.middleware import API_PREFIX
 from attacker.service.http.queries import REFUSED_CHANGE, REFUSED_RESPONSES, After, Limit, Name, check_parameters
 from attacker.service.index import UnknownName
 from attacker.service.jobs.job import Job, JobSpec, JobState
-from attacker.service.schemas.general import Problem
-from attacker.service.schemas.jobs import Jobs
+from attacker.service.schemas.general import Page, Problem
 from fedsim.recording.selection import parse_rounds
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(check_parameters)])
@@ -29,20 +28,20 @@ Nothing = Annotated[dict[str, Any] | None, Body(description="An empty object, {}
 REQUIRED_BODY: dict[str, Any] = {"requestBody": {"required": True}}
 
 
-@router.get("", response_model=Jobs, responses=REFUSED_RESPONSES)
+@router.get("", response_model=Page[Job], responses=REFUSED_RESPONSES)
 def jobs(
     service: Service,
     state: Annotated[JobState | None, Query()] = None,
     recording: Annotated[str | None, Query(min_length=1, max_length=300)] = None,
     limit: Limit = 100,
     after: After = None,
-) -> Jobs:
+) -> Page[Job]:
     """List jobs, the last submitted first. `state` and `recording` select the jobs in this state and on this recording.
 
     A response holds up to `limit` jobs. Its `next`, passed as `after`, gets the jobs that follow; it is null if there are none.
     """
     listed = service.queue.list(state=state, recording=recording, limit=limit + 1, after=after)
-    return Jobs(items=listed[:limit], next=listed[limit - 1].id if len(listed) > limit else None)
+    return Page(items=listed[:limit], next=listed[limit - 1].id if len(listed) > limit else None)
 
 
 @router.post("", response_model=Job, status_code=201, responses=REFUSED_CHANGE | QUEUE_FULL_RESPONSE)

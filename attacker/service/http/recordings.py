@@ -1,6 +1,6 @@
 """Routes of recordings: their contents, and the results of attacks on them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -27,9 +27,10 @@ from attacker.service.index.attack_folders import Source
 from attacker.service.index.grid import compute_leakage, make_grid
 from attacker.service.index.headline import find_strongest_source, find_worst_examples, make_headline
 from attacker.service.index.json_lines import ShownScore
-from attacker.service.schemas.attacks import AttacksOnRecording, Grid, Leakage
+from attacker.service.schemas.attacks import AttackOnRecording, Grid, Leak
 from attacker.service.schemas.cases import CaseDetails, Headline, ShownExample
-from attacker.service.schemas.recordings import Observations, Recordings, RecordingSummary, TrainingRows
+from attacker.service.schemas.general import Page
+from attacker.service.schemas.recordings import ObservationSummary, Recordings, RecordingSummary
 from fedsim.recording import Row
 
 router = APIRouter(
@@ -52,20 +53,13 @@ async def recordings(request: Request, service: Service, limit: Limit = 100, aft
     return await service.replies.respond(request, service.catalogue.version, make)
 
 
-async def _respond_of_run(request: Request, service: ServiceComponents, id: str, make: Callable[[CatalogueRun], Any]) -> Response:
-    run = service.catalogue.get_run(id)
-    return await service.replies.respond(request, run.version, lambda: make(run))
-
-
 @router.get("/{id}", response_model=RecordingSummary)
 async def recording(request: Request, service: Service, id: Name) -> Response:
     """Return one recording, with messages about everything that is wrong with its files."""
-    return await _respond_of_run(
-        request, service, id, lambda run: {**run.summary, "trouble": service.catalogue.list_trouble(run)}
-    )
+    return await service.respond_of_run(request, id, lambda run: {**run.summary, "trouble": service.catalogue.list_trouble(run)})
 
 
-@router.get("/{id}/observations", response_model=Observations)
+@router.get("/{id}/observations", response_model=Page[ObservationSummary])
 async def observations(
     request: Request,
     service: Service,
@@ -79,7 +73,7 @@ async def observations(
     """List the observations, which are the messages that the server received, sorted by round and client."""
     last = parse_cursor(after)
 
-    def make(run: CatalogueRun) -> Observations:
+    def make(run: CatalogueRun) -> Page[ObservationSummary]:
         rows = service.catalogue.get_rows(run)
         name = complete_client(client, {row.client for row in chain.from_iterable(rows.values())} if client else set())
 
@@ -88,29 +82,27 @@ async def observations(
 
         some = chain.from_iterable(rows.values()) if round is None else rows.get(round, ())
         found, rest = cut_page(filter(is_wanted, some), lambda row: (row.round, row.client), last, limit, lambda row: row.key)
-        return Observations(items=[views.describe_observation(row) for row in found], next=rest)
+        return Page(items=[views.describe_observation(row) for row in found], next=rest)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
-@router.get("/{id}/training", response_model=TrainingRows)
+@router.get("/{id}/training", response_model=Page[dict[str, Any]])
 async def training(request: Request, service: Service, id: Name) -> Response:
     """Return the server's log of each round: held-out loss and accuracy, and the bytes that all clients sent and received."""
-    return await _respond_of_run(
-        request, service, id, lambda run: TrainingRows(items=service.catalogue.get_training(run), next=None)
-    )
+    return await service.respond_of_run(request, id, lambda run: Page(items=service.catalogue.get_training(run), next=None))
 
 
-@router.get("/{id}/attacks", response_model=AttacksOnRecording)
+@router.get("/{id}/attacks", response_model=Page[AttackOnRecording])
 async def attacks(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack on a recording as numbers, nulls included."""
 
-    def make(run: CatalogueRun) -> AttacksOnRecording:
+    def make(run: CatalogueRun) -> Page[AttackOnRecording]:
         catalogue = service.catalogue
         items = views.describe_attacks(catalogue.list_sources(run), catalogue.get_scores(run), catalogue.get_verdicts(run))
-        return AttacksOnRecording(items=items, next=None)
+        return Page(items=items, next=None)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 @router.get("/{id}/headline", response_model=Headline)
@@ -130,7 +122,7 @@ async def headline(request: Request, service: Service, id: Name) -> Response:
             worst=list(_find_worst(service, run, top, scores.get(top.name, {}))) if top else [],
         )
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 def _find_worst(
@@ -170,21 +162,21 @@ async def grid(request: Request, service: Service, id: Name, attack: SourceQuery
         nulls = service.catalogue.list_sources(run)
         return make_grid(service.catalogue.get_rows(run), chosen, service.catalogue.get_scores(run), nulls)
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
-@router.get("/{id}/leakage", response_model=Leakage)
+@router.get("/{id}/leakage", response_model=Page[Leak])
 async def leakage(request: Request, service: Service, id: Name) -> Response:
     """Return the results of each attack and null in each round."""
 
-    def make(run: CatalogueRun) -> Leakage:
+    def make(run: CatalogueRun) -> Page[Leak]:
         scores = service.catalogue.get_scores(run)
         sources = service.catalogue.list_sources(run)
-        return Leakage(
+        return Page(
             items=[leak for source in sources for leak in compute_leakage(source, scores.get(source.name, {}))], next=None
         )
 
-    return await _respond_of_run(request, service, id, make)
+    return await service.respond_of_run(request, id, make)
 
 
 def _find_source(service: ServiceComponents, run: CatalogueRun, name: str) -> Any:

@@ -45,11 +45,6 @@ class AttackOnRecording(TypedDict):
     verdict: str | None
 
 
-class AttacksOnRecording(TypedDict):
-    items: list[AttackOnRecording]
-    next: str | None
-
-
 class GridCell(TypedDict):
     """One client in one round, with the attack that has the highest leak there.
 
@@ -103,11 +98,6 @@ class Leak(TypedDict):
     confidence: float | None
 
 
-class Leakage(TypedDict):
-    items: list[Leak]
-    next: str | None
-
-
 class KnownAttack(TypedDict):
     """A registered attack. source: the publication that it is from, or empty.
 
@@ -121,8 +111,3 @@ class KnownAttack(TypedDict):
     needs: list[str]
     source: str
     arguments: dict[str, Any]
-
-
-class KnownAttacks(TypedDict):
-    items: list[KnownAttack]
-    next: str | None

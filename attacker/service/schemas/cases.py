@@ -42,11 +42,6 @@ class CaseSummary(CaseOutcome):
     loss: float | None
 
 
-class Cases(TypedDict):
-    items: list[CaseSummary]
-    next: str | None
-
-
 class TableValue(TypedDict):
     """One variable of a table row, in its own unit, as text.
 

@@ -1,8 +1,17 @@
-"""Types of responses about the service itself, and of errors."""
+"""Types of responses of all kinds: pages of lists, the health of the service, and errors."""
 
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from typing_extensions import TypedDict
+
+ItemT = TypeVar("ItemT")
+
+
+class Page(TypedDict, Generic[ItemT]):
+    """One page of a list. next: value of `after` for the next page; null on the last one, and for lists that are sent whole."""
+
+    items: list[ItemT]
+    next: str | None
 
 
 class Health(TypedDict):

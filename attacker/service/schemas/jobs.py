@@ -2,13 +2,6 @@
 
 from typing_extensions import TypedDict
 
-from attacker.service.jobs.job import Job
-
-
-class Jobs(TypedDict):
-    items: list[Job]
-    next: str | None
-
 
 class PreviewImage(TypedDict):
     round: int

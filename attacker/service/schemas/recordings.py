@@ -4,6 +4,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from attacker.service.schemas.general import Page
+
 
 class Data(TypedDict):
     shape: list[int]
@@ -38,15 +40,13 @@ class RecordingSummary(TypedDict):
     trouble: list[str]
 
 
-class Recordings(TypedDict):
+class Recordings(Page[RecordingSummary]):
     """A page of the list of recordings.
 
-    next: value of `after` for the next page; null on the last one. trouble: messages about folders below the root that cannot be
+    trouble: messages about folders below the root that cannot be
     served. root: path of the folder in which the service looks for recordings if it has found none; else null.
     """
 
-    items: list[RecordingSummary]
-    next: str | None
     trouble: list[str]
     root: str | None
 
@@ -71,19 +71,3 @@ class ObservationSummary(TypedDict):
     bytes: int
     time: str | None
     reason: str
-
-
-class Observations(TypedDict):
-    items: list[ObservationSummary]
-    next: str | None
-
-
-class TrainingRows(TypedDict):
-    """Rows of metrics.jsonl, the server's log of each round.
-
-    A row is an object with the number of the round and, where they are known, the loss and accuracy on held-out data, the bytes
-    that clients sent and received, and further values.
-    """
-
-    items: list[dict[str, Any]]
-    next: str | None

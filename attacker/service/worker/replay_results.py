@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from attacker.replay.progress import Watch
 from attacker.replay.replay import Replay, ReplayResult
 from attacker.replay.results import is_done
+from attacker.replay.tasks import Watch
 from attacker.service.jobs.job import ReplaySummary
 from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from support.contract import Options, ResultRow
 
-from attacker.audit.canary_guesses import guess_canaries
+from attacker.audit.canaries import guess_canaries
 from attacker.scoring import Scorer
 from defenses.privacy.accounting import compute_epsilon
 from defenses.privacy.empirical import bound_epsilon_of_independent_guesses, bound_gaussian_epsilon, choose_guesses

@@ -1,4 +1,7 @@
-"""Calibration of confidence on the report part: bins, Brier score and expected calibration error of each answering method."""
+"""Calibration of confidence on the report part, for each answering method.
+
+Its measures are bins, Brier score, expected calibration error, and a reliability diagram.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,10 +14,10 @@ import numpy as np
 import torch
 from support.calibration.cases import Cell, JudgedReconstruction, attack_cell
 from support.calibration.grid import CELLS, SMOOTH_DECODER_CELLS, UNFITTED_NETWORK_CELLS
-from support.calibration.reliability import Floats, brier, draw_diagram, make_bins, measure_calibration_error
 from support.contract import Options, ResultRow
 
 from attacker.attacks.confidence.curves import get_curve_family
+from attacker.scoring.statistics import Floats
 
 DIAGRAM_FILE = Path(__file__).parents[3] / "docs" / "reliability.png"
 SEED_OFFSET = 100
@@ -26,6 +29,7 @@ NETWORK_SEED_STEP = 2000
 """Difference between the seeds of the networks."""
 QUICK_CELL_COUNTS = {"single": 1, "exact": 8, "rows": 2, "nulls": 1, "outside": 1}
 """Number of cells (settings that are attacked) of each group in a quick run, with one case each."""
+NUM_BINS = 10
 
 
 def measure_confidence(options: Options) -> tuple[list[ResultRow], dict[str, Any]]:
@@ -149,3 +153,64 @@ def _attack_cells(options: Options, *, network: int) -> list[JudgedReconstructio
 
 def _attack_placed(cells: Sequence[tuple[str, Cell]], options: Options) -> list[JudgedReconstruction]:
     return [one for _, cell, at in place_cells(cells) for one in attack_cell(cell, options, part="report", skip=at)]
+
+
+def make_bins(p: Floats, right: Floats, count: int = NUM_BINS) -> list[dict[str, Any]]:
+    """Divide [0, 1] into `count` bins of equal width, and return a row for each bin in which a confidence lies.
+
+    p: confidences (N,), in [0, 1]. right: outcomes (N,), 1 for a success, otherwise 0.
+    The row holds the bin's range and, of the confidences in it, the number ("answers"), the mean ("said"), and the share of
+    successes ("recovered"). The lower end of a bin belongs to it; the last bin also contains 1.
+    """
+    at = np.clip((p * count).astype(int), 0, count - 1)
+    rows = []
+    for k in range(count):
+        inside = at == k
+        if inside.any():
+            numbers = {"answers": int(inside.sum()), "said": float(p[inside].mean()), "recovered": float(right[inside].mean())}
+            rows.append({"bin": f"{k / count:.1f} to {(k + 1) / count:.1f}", **numbers})
+    return rows
+
+
+def measure_calibration_error(p: Floats, right: Floats, count: int = NUM_BINS) -> float:
+    """Return the expected calibration error (Naeini et al. 2015).
+
+    It is the mean over answers of the absolute difference between mean confidence and share of successes in their bin; 0 without
+    answers. p: confidences (N,), in [0, 1]. right: outcomes (N,), 0 or 1. count: number of bins of equal width.
+    """
+    rows = make_bins(p, right, count)
+    return sum(row["answers"] * abs(row["said"] - row["recovered"]) for row in rows) / max(1, len(p))
+
+
+def brier(p: Floats, right: Floats) -> float:
+    """Return the Brier score: the mean squared difference of confidences `p` (N,) and outcomes `right` (N,), 0 or 1."""
+    return float(np.mean((p - right) ** 2))
+
+
+def draw_diagram(of: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
+    """Draw a reliability diagram, the share of successes by confidence, and write it to `path` as an image.
+
+    It has one panel for each key of `of`: a dict from a route, the method that gave the answers, to their confidences (N,) and
+    outcomes (N,), 0 or 1. Folders on the way to `path` are created.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(4, len(of))
+    lines = -(-len(of) // columns)
+    figure, axes = pyplot.subplots(lines, columns, figsize=(3 * columns, 3.2 * lines), squeeze=False)
+    for axis in axes.flat[len(of) :]:
+        axis.set_visible(False)
+    for axis, (name, (p, right)) in zip(axes.flat, of.items(), strict=False):
+        rows = make_bins(p, right)
+        axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+        sizes = [12 + 4 * row["answers"] ** 0.8 for row in rows]
+        axis.scatter([row["said"] for row in rows], [row["recovered"] for row in rows], s=sizes, alpha=0.8)
+        axis.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05), xlabel="confidence", ylabel="recovered")
+        axis.set_title(f"{name}\n{len(p)} examples", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 from support.calibration.cases import Cell, attack_cell
+from support.calibration.confidence import measure_calibration_error
 from support.calibration.grid import CELLS
-from support.calibration.reliability import measure_calibration_error
 from support.contract import Options, ResultRow
 from support.splits import DATA_FILES, count_part
 

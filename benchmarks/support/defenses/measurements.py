@@ -13,7 +13,7 @@ from support.defenses.federation import Federation
 from support.defenses.outcomes import ExampleScores
 
 from attacker.attacks import AttackSpec
-from attacker.replay.code_version import identify_version
+from attacker.replay.identity import identify_version
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.row_pairs import average_by_example, fill_failures

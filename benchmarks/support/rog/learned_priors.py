@@ -1,6 +1,7 @@
 """Learned priors beside pixels: what each finds in an update of CIFAR-10 images, and what its null draws without the update.
 
-The priors are trained on the tuning part of CIFAR-10, which shares no image with the report part.
+These priors are trained on the tuning part of CIFAR-10, and the network that comes with ROG on that of ImageNet. Neither part
+shares an image with the report part, on which published tables are measured.
 """
 
 from dataclasses import dataclass, replace
@@ -19,16 +20,25 @@ from support.rog.outcomes import (
     share_of_labels,
     sort_like,
 )
-from support.rog.ready_prior import print_progress
 from support.splits import count_part, load_images
 
 from attacker.attacks import GradientMatching, rog
-from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.generator_search import match_images
+from attacker.attacks.learned.generator import ImageGenerator, match_images
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, read_prior, write_prior
-from attacker.attacks.learned.training import PriorTraining, Trainer
+from attacker.attacks.learned.training import ADVERSARIAL_OF_ENHANCERS, PriorTraining, Trainer
 
 SIDE, CLASSES = 32, 10
+SHORT = PriorTraining(steps=600)
+AUTOENCODER_ROWS = ("autoencoder, 512 unknowns", "autoencoder, 128 unknowns", "autoencoder, 32 unknowns")
+RAW = DefendedColumn("raw")
+LATENT_WEIGHT = 1e-3
+"""Weight of the prior on latents, relative to the loss of a zero gradient."""
+DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
+"""Weight of the denoiser's term, relative to the loss of a zero gradient, and standard deviation of the noise at the first
+step."""
+READY_TRAINING = PriorTraining(steps=1600, adversarial=ADVERSARIAL_OF_ENHANCERS)
+QUICK_READY_TRAINING = PriorTraining(steps=4)
+FACTS = PriorFacts(kind="enhancer", size=64, settings={"width": 16}, data="ImageNet, tuning part of benchmarks/support/splits.py")
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,6 @@ class PriorPlan:
     training: PriorTraining
 
 
-SHORT = PriorTraining(steps=600)
 PLANS = {
     "generator": PriorPlan(
         "generator", {"width": 16, "latents": 128, "side": SIDE, "classes": CLASSES}, PriorTraining(steps=3000, batch=32)
@@ -71,8 +80,6 @@ class PriorScale:
     names: tuple[str, ...] = ()
 
 
-AUTOENCODER_ROWS = ("autoencoder, 512 unknowns", "autoencoder, 128 unknowns", "autoencoder, 32 unknowns")
-RAW = DefendedColumn("raw")
 SMALL_BATCHES = PriorScale(
     (RAW, DefendedColumn("top-k, 5 % sent", defense="rog_top_k(0.95)")),
     BatchSetting(side=SIDE, epochs=1),
@@ -156,13 +163,6 @@ def make_attacks(folder: Path, steps: int, lpips_weights: str = "") -> dict[str,
     }
 
 
-LATENT_WEIGHT = 1e-3
-"""Weight of the prior on latents, relative to the loss of a zero gradient."""
-DENOISER_WEIGHT, DENOISER_NOISE = 1.0, 0.2
-"""Weight of the denoiser's term, relative to the loss of a zero gradient, and standard deviation of the noise at the first
-step."""
-
-
 def measure_priors(options: Options, folder: Path, scale: PriorScale) -> TableAndSummary:
     """Attack clients that train for one epoch of one batch each, with every prior and its null.
 
@@ -210,3 +210,38 @@ def measure_priors(options: Options, folder: Path, scale: PriorScale) -> TableAn
 
 def _list(similarity: Similarity) -> ResultRow:
     return {"psnr": similarity.psnr, "ssim": similarity.ssim, "lpips": similarity.lpips}
+
+
+def train_ready_enhancer(options: Options, out: Path) -> TableAndSummary:
+    """Train the network that improves reconstructed images, and write it to the file `out`.
+
+    An interrupted training continues from a checkpoint in the folder of `out`. Returns one row on the file, its size and hash,
+    the number of images and the CPU-seconds, and an empty summary. Raises ValueError if --data lacks ImageNet, except with
+    --quick.
+    """
+    images = load_images(options, "imagenet", 8 if options.quick else count_part(options, "imagenet", "tuning"), part="tuning")
+    trainer = Trainer(
+        images.to_bytes(),
+        FACTS,
+        QUICK_READY_TRAINING if options.quick else READY_TRAINING,
+        options.device,
+        checkpoint=out.with_name(out.name + ".checkpoint"),
+    )
+    with measure_cpu() as clock:
+        network = trainer.run(print_progress)
+    digest = write_prior(out, network, trainer.facts)
+    trainer.clean_up()
+    row: ResultRow = {
+        "file": out.name,
+        "bytes": out.stat().st_size,
+        "hash": digest,
+        "images": len(images),
+        "cpu_seconds": clock.seconds,
+    }
+    return [row], {}
+
+
+def print_progress(done: int, steps: int, words: str) -> None:
+    """Print the number `done` of finished steps and `words`, if that number is a multiple of 100. steps: number of all steps."""
+    if done % 100 == 0:
+        print(f"{done} of {steps}: {words}", flush=True)

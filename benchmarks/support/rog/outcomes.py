@@ -19,7 +19,7 @@ from attacker.attacks.labels.rules import infer_labels
 from attacker.attacks.learned.perceptual import Lpips, explain_missing, load
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.reconstruction import Reconstruction
-from attacker.replay.code_version import identify_version
+from attacker.replay.identity import identify_version
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.metrics import psnr, ssim, ssim_global

@@ -11,7 +11,7 @@ from support.contract import Options, ResultRow, measure_cpu
 from support.rog.outcomes import load_perceptual
 from support.single_cases import make_client
 from support.splits import Images, load_images
-from support.systematic.clients import LOCAL_RATE, RATE, count_local_steps, get_defense, make_cases
+from support.systematic.features import LOCAL_RATE, RATE, count_local_steps, get_defense, make_cases
 from support.systematic.paper import DEFENSES, find_published
 from torch import Generator, Tensor
 

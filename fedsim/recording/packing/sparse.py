@@ -103,5 +103,5 @@ def _check(parts: Mapping[str, TensorLike], size: int) -> bool:
     if "values" in parts:
         check_vector("values", parts["values"], None, maximum=size)
     else:
-        values.check(parts, maximum=size, min_count=0, max_count=size)
+        values.check_table(parts, maximum=size, min_count=0, max_count=size)
     return True

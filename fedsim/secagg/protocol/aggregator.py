@@ -1,16 +1,25 @@
 """The server's part of the protocol: the graph of neighbours, and the sum computed from masked vectors and shares."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.secagg.protocol import graph, shamir
+from fedsim.secagg.protocol import shamir
 from fedsim.secagg.protocol.keys import derive_public
 from fedsim.secagg.protocol.masks import Words, add_mask, subtract_mask
 from fedsim.secagg.protocol.participant import PublicKeys, RevealedShares, Stage, derive_pairwise_seed
 from fedsim.secagg.protocol.terms import Agreement
+
+_MEANS: Mapping[Stage, str] = {
+    "setup": "no secrets are shared",
+    "share": "no update is asked for",
+    "collect": "clients refuse to unmask a sum of so few",
+    "unmask": "the sum cannot be unmasked",
+}
+Graph = Mapping[int, frozenset[int]]
+"""Neighbours of each member."""
 
 
 class RoundLost(RuntimeError):
@@ -40,7 +49,7 @@ class ShareRequest(NamedTuple):
 class Aggregator:
     """State of one round on the server. The clients of the round, its members, are numbered from 1.
 
-    context: name of the round and of the attempt at it, such as "round 3, attempt 1". rng: generator that draws the graph.
+    context: name of the round and of the attempt at it, such as "round 3, attempt 1". rng: generator that draws the
     Call the methods `draw_rosters`, `route_shares`, `ask_shares` and `unmask` once each, in this order. Each takes a dict from
     member number to that member's answer to one exchange. The first three return what each member is sent in the next exchange,
     the last one returns the sum. A member without an answer has dropped out for the rest of the round. The methods raise
@@ -50,7 +59,7 @@ class Aggregator:
     def __init__(self, agreement: Agreement, context: str, rng: Random) -> None:
         self.agreement, self._context, self._rng = agreement, context, rng
         self._publics: Mapping[int, PublicKeys] = {}
-        self._graph: graph.Graph = {}
+        self._graph: Graph = {}
         self._shared: frozenset[int] = frozenset()
         self._summed: frozenset[int] = frozenset()
         self._total: Words = np.zeros(0, np.uint32)
@@ -65,7 +74,7 @@ class Aggregator:
                 "the round is lost"
             )
         self._publics = publics
-        self._graph = graph.draw_graph(sorted(publics), self.agreement.neighbours, self._rng)
+        self._graph = draw_graph(sorted(publics), self.agreement.neighbours, self._rng)
         return {
             member: Roster(member, {peer: publics[peer] for peer in sorted(self._graph[member])}) for member in sorted(publics)
         }
@@ -88,7 +97,7 @@ class Aggregator:
         self._check_enough(vectors, "collect")
         self._summed = frozenset(vectors)
         self._check_neighbours(self._summed, "collect")
-        if not graph.is_connected(self._graph, self._summed):
+        if not is_connected(self._graph, self._summed):
             raise RoundLost(
                 f"the {len(vectors)} clients that answered at exchange 'collect' are not all connected by masks, so that "
                 "the sum of each connected part would be revealed; raise secure_aggregation.neighbours"
@@ -170,9 +179,30 @@ class Aggregator:
                 )
 
 
-_MEANS: Mapping[Stage, str] = {
-    "setup": "no secrets are shared",
-    "share": "no update is asked for",
-    "collect": "clients refuse to unmask a sum of so few",
-    "unmask": "the sum cannot be unmasked",
-}
+def draw_graph(members: Sequence[int], neighbours: int, rng: Random) -> Graph:
+    """Return a random graph, a dict from each member to its neighbours: `neighbours` other members, or all if there are fewer.
+
+    Members are arranged in a circle in random order, and each is linked to the nearest on both sides (Harary graph; Bell et al.
+    2020, 3.1). Raises ValueError unless `neighbours` is even and at least 2.
+    """
+    if neighbours < 2 or neighbours % 2:
+        raise ValueError(f"neighbours must be even and at least 2, got {neighbours}")
+    if neighbours >= len(members) - 1:
+        return {member: frozenset(members) - {member} for member in members}
+    circle = rng.sample(list(members), len(members))
+    reach = [offset for offset in range(-neighbours // 2, neighbours // 2 + 1) if offset]
+    return {member: frozenset(circle[(at + offset) % len(circle)] for offset in reach) for at, member in enumerate(circle)}
+
+
+def is_connected(graph: Graph, among: Collection[int]) -> bool:
+    """Return whether the graph restricted to the members in `among` is connected; true if there are none.
+
+    If it is not, the masks cancel within each component, so that the server would learn one sum per component.
+    """
+    left = set(among)
+    reached = [left.pop()] if left else []
+    while reached:
+        near = graph[reached.pop()] & left
+        left -= near
+        reached += near
+    return not left

@@ -10,8 +10,7 @@ from federations import federate
 from sklearn.datasets import load_digits
 
 from attacker.audit import Finding, NotChecked, PassedCheck
-from attacker.audit.canary_checks import REFUTED_RULE, check_canaries
-from attacker.audit.canary_guesses import guess_canaries, separate_canaries
+from attacker.audit.canaries import REFUTED_RULE, check_canaries, guess_canaries, separate_canaries
 from attacker.scoring import Scorer
 from fedsim.recording import Recording
 from fedsim.recording.round_metrics import read_metrics

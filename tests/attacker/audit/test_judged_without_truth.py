@@ -13,7 +13,7 @@ from attacker.audit.attack_findings import AuditedAttack, judge_alone, judge_res
 from attacker.audit.output import render
 from attacker.audit.plan import plan_attacks
 from attacker.reconstruction import Reconstruction
-from attacker.replay import code_version, metadata
+from attacker.replay import identity, metadata
 from fedsim import models
 from fedsim.commands.import_updates import ImportSettings, import_recording
 from fedsim.recording import DataSpec, ModelSpec, Recording
@@ -155,7 +155,7 @@ def test_estimates_under_a_prior_without_limits_do_not_show_a_normalisation(tmp_
 def test_an_audit_names_answers_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = audit_step(tmp_path, mean=0.0, std=1.0, stated="")
     assert not [one for one in first.not_checked if "which may answer otherwise" in one.reason]
-    for module in (code_version, metadata):
+    for module in (identity, metadata):
         monkeypatch.setattr(module, "identify_version", lambda: "9.9+0123abcd")
     again = audit(tmp_path / "run", seconds=1)
     reasons = [one.reason for one in again.not_checked if "9.9+0123abcd, which may answer otherwise" in one.reason]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
 from attacker.audit.attack_findings import AuditedAttack
 from attacker.audit.label_checks import READABLE, check_labels
-from attacker.audit.robustness_checks import check_robustness
+from attacker.audit.privacy_checks import check_robustness
 from attacker.audit.what_if import AuditOutcome, MeasuredChange, describe_change, name_changed_run, recommend_defense
 from attacker.cli import app
 from fedleak import observe

@@ -1,7 +1,6 @@
 """Tests of the progress of a replay."""
 
-from attacker.replay.progress import Meter
-from attacker.replay.tasks import Task, TaskCase
+from attacker.replay.tasks import Meter, Task, TaskCase
 
 
 def make_task(cases: int) -> Task:

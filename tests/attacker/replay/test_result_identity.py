@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.cli import app as cli
-from attacker.replay import code_version, metadata
-from attacker.replay.code_version import identify_version
+from attacker.replay import identity, metadata
+from attacker.replay.identity import identify_version
 from attacker.replay.replay import Replay
 from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, summarise
@@ -139,7 +139,7 @@ def test_answers_of_another_version_are_kept_and_named(tmp_path: Path, monkeypat
     run = federate_once(tmp_path / "run", "mlp")
     assert not replay(run).run().reuse
     assert not replay(run).run().reuse  # the same version continues without a word
-    for module in (code_version, metadata):
+    for module in (identity, metadata):
         monkeypatch.setattr(module, "identify_version", lambda: "9.9+0123abcd")
     again = replay(run).run()
     assert (again.done, again.skipped) == (0, 1)
@@ -154,7 +154,7 @@ def test_answers_of_another_version_are_kept_and_named(tmp_path: Path, monkeypat
 
 def test_the_version_depends_on_the_sources_of_attacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attacks").mkdir()
-    monkeypatch.setattr(code_version, "SOURCE_FOLDERS", (tmp_path / "attacks",))
+    monkeypatch.setattr(identity, "SOURCE_FOLDERS", (tmp_path / "attacks",))
     compute = identify_version.__wrapped__
     found = set[str]()
     for content in ("a = 1", "a = 2"):

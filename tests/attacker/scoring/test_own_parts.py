@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attacker.scoring.score import Scorer
-from attacker.scoring.truth.holdings import load_holdings
 from attacker.scoring.truth.originals import CaseObservation
+from attacker.scoring.truth.run_truth import load_holdings
 from fedsim import data as datasets
 from fedsim.data import Dataset, Examples
 from fedsim.data import client_parts as parts

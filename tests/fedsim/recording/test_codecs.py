@@ -13,9 +13,10 @@ from hypothesis.extra import numpy as nps
 from torch import Tensor
 
 from fedsim.recording.codec import CODECS, Payload, decode, encode, find_sent
-from fedsim.recording.packing import palette, positions
+from fedsim.recording.packing import positions
 from fedsim.recording.packing.bits import compute_width, count_packed_bytes, pack, to_bits, unpack
 from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES
+from fedsim.recording.packing.values import find_palette
 
 Tensors = dict[str, Tensor]
 Same = Callable[[Tensors, Tensors], bool]
@@ -128,12 +129,12 @@ def test_a_palette_of_values_is_found_only_if_there_are_few_enough() -> None:
     for count in (1, 2, 3, 200, 5000, 50_000):
         values = rng.choice(2**32, count, replace=False).astype(np.uint32)
         bits = values[np.concatenate([np.arange(count), rng.integers(0, count, 400_000)])]
-        found = palette.find_palette(bits)
+        found = find_palette(bits)
         assert found is not None
         assert (found.values == np.unique(values)).all()
         assert (found.values[found.codes] == bits).all()
-        assert palette.find_palette(bits, count - 1) is None
-    assert palette.find_palette(rng.integers(0, 2**32, 400_000, dtype=np.uint32)) is None
+        assert find_palette(bits, count - 1) is None
+    assert find_palette(rng.integers(0, 2**32, 400_000, dtype=np.uint32)) is None
 
 
 def test_a_type_that_cannot_be_recorded_is_refused() -> None:

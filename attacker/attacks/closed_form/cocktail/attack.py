@@ -1,6 +1,5 @@
 """The Cocktail Party attack (Kariyappa et al. 2023): the inputs of a linear layer as independent components of its gradient."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -9,9 +8,8 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from attacker.attacks.answers import build_reconstruction
-from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.closed_form.cocktail.components import Unmixing, separate, whiten
+from attacker.attacks.closed_form.cocktail.components import Unmixing, keep_in_range, separate, whiten
 from attacker.attacks.closed_form.cocktail.features import (
     FeatureLayer,
     find_feature_layer,
@@ -21,7 +19,6 @@ from attacker.attacks.closed_form.cocktail.features import (
 )
 from attacker.attacks.closed_form.cocktail.mixtures import Mixtures, differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
-from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range
 from attacker.attacks.closed_form.linear.low_rank import Factors, polish
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.linear.zeros import find_pattern
@@ -29,7 +26,7 @@ from attacker.attacks.closed_form.observations import StackedObservations, obser
 from attacker.attacks.confidence.estimates import CERTIFIED_MISFIT, judge_closed_form
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import find_input_layer
-from attacker.attacks.nulls import blind_cases, build_prior_answer
+from attacker.attacks.nulls import CaseByCase
 from attacker.reconstruction import Reconstruction
 from fedsim.recording.observation import DataSpec
 
@@ -58,7 +55,7 @@ class SeparatedExamples:
 
 
 @dataclass(kw_only=True)
-class CocktailParty:
+class CocktailParty(CaseByCase):
     """Attack that separates the examples of a batch from a linear layer's gradient by independent component analysis.
 
     criterion: the loss of the separation: "likelihood", or "published" for the loss of the paper, which needs a linear layer with
@@ -68,7 +65,6 @@ class CocktailParty:
     refine:    whether to compute exact examples from the separated ones, where the zeros that ReLU causes in the gradient allow
                it; this needs a layer with a bias.
     inversion_steps: iterations of the search for images with the separated features, if the layer does not see images directly.
-    sees_gradient: False gives the null, an attack that ignores the update and returns grey images with random labels.
     """
 
     name: str = "cocktail_party"
@@ -77,26 +73,9 @@ class CocktailParty:
     restarts: int = 1
     refine: bool = True
     inversion_steps: int = 400
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=frozenset({Need.ONE_OBSERVATION, Need.NUM_EXAMPLES, Need.IMAGES, Need.LINEAR_HEAD}))
-    device: str = "cpu"
 
-    def null(self) -> "CocktailParty":
-        return CocktailParty(name=self.name, sees_gradient=False, device=self.device)
-
-    def __call__(
-        self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
-    ) -> list[Reconstruction]:
-        reconstructions = []
-        for i, case in enumerate(cases if self.sees_gradient else blind_cases(cases)):
-            reconstructions.append(
-                self._attack(case, rng) if self.sees_gradient else build_prior_answer(case, attack=self.name, rng=rng)
-            )
-            if progress is not None:
-                progress(i + 1, len(cases), f"{len(cases) - i - 1} left")
-        return reconstructions
-
-    def _attack(self, case: Case, rng: Generator) -> Reconstruction:
+    def attack_case(self, case: Case, rng: Generator) -> Reconstruction:
         started, observed = perf_counter(), observe([case], knows_defense=False, device=self.device)
         first = find_input_layer(case.observations[0].model, observed.data)
         if first is None and self.criterion == "published":

@@ -11,8 +11,8 @@ from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.priors import measure_noise
 from attacker.attacks.matching.settings import MatchingSettings
-from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.gradients import predict
+from attacker.attacks.simulation.local_steps import measure_disagreement
 from fedsim import models
 
 NOISE_SHIFT = 997
@@ -61,7 +61,7 @@ class LossTerms:
         if "features" in problem:
             value = value + problem["gain"] * problem["features"]["weight"] * self._measure_features(problem, x)
         if self.epochs > 1:
-            value = value + self.attack.simulation.order_invariant * local_epochs.measure_disagreement(x, self.epochs)
+            value = value + self.attack.simulation.order_invariant * measure_disagreement(x, self.epochs)
         if self.attack.labels.agreement:
             value = value + problem["gain"] * self.attack.labels.agreement * self._measure_disagreement(problem, x, y)
         return value

@@ -32,7 +32,7 @@ from attacker.attacks.multi_round.spans.relu_zeros import add_lone_rows, add_sep
 from attacker.attacks.multi_round.spans.row_space import RowSpace, count_all_shared
 from attacker.attacks.multi_round.spans.same_batch import add_same_batches
 from attacker.attacks.needs import Need
-from attacker.attacks.nulls import build_prior_answer
+from attacker.attacks.nulls import PriorNull
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot, list_slots
 
@@ -51,18 +51,16 @@ class Spans:
              batch (`relu_zeros`); and batches that several rounds share as a whole (`same_batch`).
     components: whether to use independent component analysis (`components`) to separate the images of spans that nothing else
              opens.
-    sees_gradient: False gives the null, the attack without the updates, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "spans"
     relu: bool = True
     components: bool = True
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=SPAN_NEEDS)
     device: str = "cpu"
 
-    def null(self) -> "Spans":
-        return replace(self, sees_gradient=False)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -73,8 +71,6 @@ class Spans:
 
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
-        if not self.sees_gradient:
-            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         return [self._attack(case, rng, progress) for case in cases]
 
     def _attack(self, case: Case, rng: Generator, progress: Progress | None) -> Reconstruction:
@@ -83,17 +79,17 @@ class Spans:
         spaces = compute_spaces(case, layer, rng, progress, self.device)
         updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
         shared = count_all_shared(spaces, seed_generator(rng, case, "projection"))
-        found = recover(updates, shared)
-        isolated = len(found.vectors)
+        recovered = recover(updates, shared)
+        isolated = len(recovered.vectors)
         if self.relu:
-            found = _add_by_zeros(found, case, updates, shared, rng)
-        exact = len(found.vectors)
-        found = judge_clearance(found, updates)
+            recovered = _add_by_zeros(recovered, case, updates, shared, rng)
+        exact = len(recovered.vectors)
+        recovered = judge_clearance(recovered, updates)
         if self.components:
-            unopened = list_mixed_batches(found, updates, shared)
-            found, estimates = add_components(found, unopened, updates, seed_generator(rng, case, "components"))
-            exact = len(found.vectors)
-            found = append_estimates(judge_clearance(found, updates), estimates)
+            unopened = list_mixed_batches(recovered, updates, shared)
+            recovered, estimates = add_components(recovered, unopened, updates, seed_generator(rng, case, "components"))
+            exact = len(recovered.vectors)
+            recovered = append_estimates(judge_clearance(recovered, updates), estimates)
         notes = _describe(spaces, shared, isolated, exact)
         if self.components:
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
@@ -101,28 +97,28 @@ class Spans:
         if Need.UNNAMED in self.needs:
             groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
             notes = (*notes, _describe_groups(groups))
-        if not len(found.vectors):
+        if not len(recovered.vectors):
             raise ValueError(
                 f"no example could be recovered from the updates: {'; '.join(notes)}; use an attack that searches, such as cpl"
             )
-        labels, mixed = label_examples(case, layer, found)
+        labels, mixed = label_examples(case, layer, recovered)
         if bool(mixed.any()):
-            found = replace(found, clearance=found.clearance.masked_fill(mixed, 0.0))
+            recovered = replace(recovered, clearance=recovered.clearance.masked_fill(mixed, 0.0))
             notes = (*notes, f"{int(mixed.sum())} examples are undecided: {MIXED_LABELS}")
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, updates.data),
+            convert_to_examples(recovered.vectors, updates.data),
             labels,
             attack=self.name,
             rng=rng,
             route="spans",
-            confidence=judge_certainty(found),
-            slots=_list_found_slots(case, found.holders, groups),
+            confidence=judge_certainty(recovered),
+            slots=_list_found_slots(case, recovered.holders, groups),
             seconds=perf_counter() - started,
             evidence={
-                "clearance": tuple(found.clearance.clamp(max=1e9).tolist()),
-                "error": tuple(found.error.tolist()),
-                **({"group": _number_groups(found.holders, groups)} if groups else {}),
+                "clearance": tuple(recovered.clearance.clamp(max=1e9).tolist()),
+                "error": tuple(recovered.error.tolist()),
+                **({"group": _number_groups(recovered.holders, groups)} if groups else {}),
             },
             notes=notes,
         )
@@ -144,20 +140,20 @@ def spans(*, relu: bool = True, components: bool = True, anonymous: bool = False
 
 
 def _add_by_zeros(
-    found: RecoveredExamples, case: Case, updates: LayerUpdates, shared: Tensor, rng: Generator
+    recovered: RecoveredExamples, case: Case, updates: LayerUpdates, shared: Tensor, rng: Generator
 ) -> RecoveredExamples:
     """Return the examples found, and those that the zeros show that ReLU causes in the updates, see `spans`."""
     first = case.observations[0]
     chain = find_chain(first)
-    found = add_lone_rows(found, updates, parallel=has_independent_errors(first, chain))
+    recovered = add_lone_rows(recovered, updates, parallel=has_independent_errors(first, chain))
     if not updates.forwards:
-        return found
-    found = add_separated(found, updates)
+        return recovered
+    recovered = add_separated(recovered, updates)
 
     def get_templates(t: int) -> Tensor | None:
         return None if chain is None else build_templates(chain, case.observations[t].weights, updates.limits)
 
-    return add_same_batches(found, updates, shared, get_templates, seed_generator(rng, case, "same batch"))
+    return add_same_batches(recovered, updates, shared, get_templates, seed_generator(rng, case, "same batch"))
 
 
 def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[Slot, ...]:
@@ -202,10 +198,10 @@ def _describe_groups(groups: Sequence[Sequence[int]]) -> str:
     return f"{sum(map(len, groups))} updates without names form {len(groups)} groups by shared examples, {len(several)} of {size}"
 
 
-def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: int) -> tuple[str, ...]:
+def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, recovered: int) -> tuple[str, ...]:
     """Return notes on the ranks of the row spaces, the examples that rounds share, and the examples that were recovered.
 
-    shared: as `count_all_shared` returns it. isolated: number of examples from intersections alone. found: number of all
+    shared: as `count_all_shared` returns it. isolated: number of examples from intersections alone. recovered: number of all
     examples, including those from the zeros of ReLU.
     """
     ranks = [space.rank for space in spaces]
@@ -215,4 +211,6 @@ def _describe(spaces: Sequence[RowSpace], shared: Tensor, isolated: int, found: 
     if full := sum(space.saturated for space in spaces):
         notes.append(f"{full} updates have full rank: their batches may have too many examples for the layer to separate")
     notes.append(f"{isolated} examples were recovered as the only direction that the row spaces of several rounds share")
-    return (*notes, f"{found - isolated} more were recovered from the zeros of ReLU") if found > isolated else tuple(notes)
+    return (
+        (*notes, f"{recovered - isolated} more were recovered from the zeros of ReLU") if recovered > isolated else tuple(notes)
+    )

@@ -43,7 +43,7 @@ from attacker.attacks.multi_round.spans.relu_zeros import (
 from attacker.attacks.multi_round.spans.row_space import RowSpace
 from attacker.attacks.needs import Need
 from attacker.attacks.networks.input_layer import InputLayer
-from attacker.attacks.nulls import build_prior_answer
+from attacker.attacks.nulls import PriorNull
 from attacker.attacks.simulation.client import find_schedule
 from attacker.reconstruction import Reconstruction, Slot
 from fedsim.recording.masked_vectors import SUM_CLIENT
@@ -65,19 +65,17 @@ class CohortSpans:
               neurons do not open.
     repeated: whether to solve the sums for single clients' updates instead of isolating spans (`attack_solved_sums`). The updates
               of a client are then assumed equal in all of its rounds.
-    sees_gradient: False gives the null, the attack without the sums, whose examples have the value 0.5 everywhere.
     """
 
     name: str = "cohort_spans"
     lone_rows: bool = True
     components: bool = True
     repeated: bool = False
-    sees_gradient: bool = True
     needs: frozenset[Need] = field(default=COHORT_NEEDS)
     device: str = "cpu"
 
-    def null(self) -> "CohortSpans":
-        return replace(self, sees_gradient=False)
+    def null(self) -> PriorNull:
+        return PriorNull(self.name, self.needs)
 
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
@@ -86,8 +84,6 @@ class CohortSpans:
 
         Raises ValueError with the reason if a case cannot be attacked, or if none of its examples is recovered.
         """
-        if not self.sees_gradient:
-            return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
         for case in cases:
             if refusal := explain_refusal(self, case):
                 raise ValueError(f"{self.name} cannot attack {case.key}: {refusal}")
@@ -108,35 +104,35 @@ class CohortSpans:
         parts = split_sums(spaces, cohorts, clients)
         notes = _describe(spaces, clients, cohorts)
         updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))
-        found = self._separate(first, updates, parts)
-        found = judge_clearance(found, updates)
+        recovered = self._separate(first, updates, parts)
+        recovered = judge_clearance(recovered, updates)
         if self.components:
             mixed = list_mixed_sums(case, layer, spaces, clients, parts, relu=precedes_relu(first, layer))
-            found, estimates = add_components(found, mixed, updates, seed_generator(rng, case, "components"))
-            found = append_estimates(judge_clearance(found, updates), estimates)
+            recovered, estimates = add_components(recovered, mixed, updates, seed_generator(rng, case, "components"))
+            recovered = append_estimates(judge_clearance(recovered, updates), estimates)
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
-        if not len(found.vectors):
+        if not len(recovered.vectors):
             raise ValueError(
                 f"no example could be recovered from the secure sums: {'; '.join(notes)}; attack more rounds, or use another "
                 "attack"
             )
-        groups = _group(case, layer, found, spaces)
-        owners, numbers = _name_owners(found, groups, cohorts)
+        groups = _group(case, layer, recovered, spaces)
+        owners, numbers = _name_owners(recovered, groups, cohorts)
         named = sum(owner != "" for owner in owners)
         note = f"{sum(map(len, groups))} of them form {len(groups)} groups of one client each, by neurons that local steps switch"
         return build_reconstruction(
             case,
-            convert_to_examples(found.vectors, updates.data),
-            label_examples(bounded, layer, found).y,
+            convert_to_examples(recovered.vectors, updates.data),
+            label_examples(bounded, layer, recovered).y,
             attack=self.name,
             rng=rng,
             route="cohort spans",
-            confidence=judge_certainty(found),
-            slots=_list_slots(case, found.holders, owners),
+            confidence=judge_certainty(recovered),
+            slots=_list_slots(case, recovered.holders, owners),
             seconds=perf_counter() - started,
             evidence={
-                "error": tuple(found.error.tolist()),
-                "rounds": tuple(float(len(places)) for places in found.holders),
+                "error": tuple(recovered.error.tolist()),
+                "rounds": tuple(float(len(places)) for places in recovered.holders),
                 "group": tuple(map(float, numbers)),
             },
             notes=(*notes, f"{named} of {len(owners)} examples have a single possible owner", note),
@@ -192,22 +188,22 @@ def count_most_examples(observation: Observation) -> int | None:
     return min(counts) if counts else None
 
 
-def list_owners(found: Reconstruction) -> list[str]:
+def list_owners(answer: Reconstruction) -> list[str]:
     """Return the owner that the attack names for each example, "" if it names none."""
-    owners = [""] * len(found.x)
-    for slot in found.slots:
+    owners = [""] * len(answer.x)
+    for slot in answer.slots:
         if slot.client != UNKNOWN_OWNER:
             owners[slot.example] = slot.client
     return owners
 
 
-def list_groups(found: Reconstruction) -> list[int]:
+def list_groups(answer: Reconstruction) -> list[int]:
     """Return the number, from 1, of each example's group: examples that the attack found to be of one client; 0 for no group."""
-    return [int(number) for number in found.evidence.get("group", (0.0,) * len(found.x))]
+    return [int(number) for number in answer.evidence.get("group", (0.0,) * len(answer.x))]
 
 
-def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
-    """Return groups of certain examples of one client each, as lists of indices in `found`.
+def _group(case: Case, layer: InputLayer, recovered: RecoveredExamples, spaces: Sequence[RowSpace]) -> list[list[int]]:
+    """Return groups of certain examples of one client each, as lists of indices in `recovered`.
 
     There are no groups unless clients take several local steps without weight decay, and ReLU follows the first layer.
     An example that several clients hold would join the groups of these clients. Two rules prevent this: an example is left out if
@@ -217,9 +213,9 @@ def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequ
     first = case.observations[0]
     if first.training.weight_decay or find_schedule(first)[1] == 1 or not precedes_relu(first, layer):
         return []
-    common = [find_common(places, [observation.cohort for observation in case.observations]) for places in found.holders]
-    sure = [i for i in (judge_certainty(found) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
-    known = RecoveredExamples(found.vectors[sure], found.clearance[sure], tuple(found.holders[i] for i in sure))
+    common = [find_common(places, [observation.cohort for observation in case.observations]) for places in recovered.holders]
+    sure = [i for i in (judge_certainty(recovered) == CERTAIN).nonzero()[:, 0].tolist() if common[i]]
+    known = RecoveredExamples(recovered.vectors[sure], recovered.clearance[sure], tuple(recovered.holders[i] for i in sure))
     sent = [join_parameters(observation.weights, layer) for observation in case.observations]
     groups = group_by_client(known, spaces, sent, [max(1, len(observation.cohort)) for observation in case.observations])
     named = [[sure[i] for i in group] for group in groups]
@@ -227,15 +223,15 @@ def _group(case: Case, layer: InputLayer, found: RecoveredExamples, spaces: Sequ
 
 
 def _name_owners(
-    found: RecoveredExamples, groups: Sequence[Sequence[int]], cohorts: Sequence[Sequence[str]]
+    recovered: RecoveredExamples, groups: Sequence[Sequence[int]], cohorts: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[int]]:
     """Return for each example the client that holds it, "" if that is not known, and the number of its group, 0 for none.
 
     An example without an owner gets the owner of its group. groups: from `_group`.
     """
-    owners, numbers = [name_owner(places, cohorts) for places in found.holders], [0] * len(found.holders)
+    owners, numbers = [name_owner(places, cohorts) for places in recovered.holders], [0] * len(recovered.holders)
     for number, group in enumerate(groups, start=1):
-        owner = name_owner(sorted({t for i in group for t in found.holders[i]}), cohorts)
+        owner = name_owner(sorted({t for i in group for t in recovered.holders[i]}), cohorts)
         for i in group:
             numbers[i], owners[i] = number, owners[i] or owner
     return owners, numbers

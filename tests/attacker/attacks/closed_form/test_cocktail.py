@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, cocktail_party, find_unmet
 from attacker.attacks.closed_form.cocktail.attack import join_bias
-from attacker.attacks.closed_form.cocktail.components import Unmixing, run_fast_ica, separate, whiten
+from attacker.attacks.closed_form.cocktail.components import (
+    Unmixing,
+    keep_in_range,
+    measure_excess,
+    run_fast_ica,
+    separate,
+    whiten,
+)
 from attacker.attacks.closed_form.cocktail.features import FeatureLayer, find_feature_layer, scale_features
 from attacker.attacks.closed_form.cocktail.mixtures import differentiate_images, read_mixtures, scale_images
 from attacker.attacks.closed_form.cocktail.published_loss import PublishedLoss, search_published
-from attacker.attacks.closed_form.cocktail.valid_range import keep_in_range, measure_excess
 from attacker.attacks.closed_form.linear.low_rank import factorise
 from attacker.attacks.closed_form.linear.refinement import refine_directions
 from attacker.attacks.closed_form.observations import observe

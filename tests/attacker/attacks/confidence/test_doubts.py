@@ -60,16 +60,17 @@ def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tenso
 def test_answers_to_signs_are_undecided_although_they_explain_all(observe: Callable[..., Observation], sender: str) -> None:
     """The signs of a gradient leave room for images that differ by more than counts as recovered."""
     x, y = draw_smooth_images(3)
-    data, wrong = DataSpec(shape=(3, 16, 16), num_classes=10), 0
-    for image, label in zip(x, y, strict=True):
-        seen = observe((image[None], label[None]), model=ModelSpec(name="lenet_dlg"), data=data)
+    data, cases, wrong = DataSpec(shape=(3, 16, 16), num_classes=10), list[Case](), 0
+    for i, (image, label) in enumerate(zip(x, y, strict=True)):
+        seen = observe((image[None], label[None]), model=ModelSpec(name="lenet_dlg"), data=data, client=f"c{i}")
         size = seen.training.learning_rate if sender == "adam" else 1.0
         signs = {name: size * g.sign() for name, g in seen.update.items()}
         if sender == "adam":
             seen = replace(seen, training=replace(seen.training, optimiser="adam"), payload=encode(signs))
         else:
             seen = replace(seen, defenses=DefenseSpec.parse("signsgd(1.0)"), payload=encode(signs))
-        (found,) = inverting_gradients(steps=600, give_up=0.0)([Case((seen,))], rng=seeded())
+        cases.append(Case((seen,)))
+    for image, found in zip(x, inverting_gradients(steps=600, give_up=0.0)(cases, rng=seeded()), strict=True):
         assert not bool((found.confidence >= 0.5).any())
         if float(found.explained[0]) > 0.99:  # type: ignore[index]
             wrong += float((found.x.clamp(0, 1)[0] - image).square().mean()) > 0.009

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from attacker.attacks import AttackSpec, Case, rog
-from attacker.attacks.learned import generator_search
+from attacker.attacks.learned import generator
 from attacker.attacks.learned.enhancer import find_denoiser, find_enhancer, read_enhancer
-from attacker.attacks.learned.generator import ImageGenerator
-from attacker.attacks.learned.generator_search import match_images, measure_distance
+from attacker.attacks.learned.generator import ImageGenerator, match_images, measure_distance
 from attacker.attacks.learned.prior_file import PriorFacts, PriorKind, build_network, read_prior, write_prior
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.generator_decoders import FEATURE_RADIUS, WEIGHT_UNIT, read_generator
@@ -304,7 +303,7 @@ def test_nearest_image_of_the_generator_is_found_for_answer_and_null(
     path: Path, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = read_generator(path)
-    monkeypatch.setattr(generator_search, "STEPS", 20)
+    monkeypatch.setattr(generator, "SEARCH_STEPS", 20)
     x = network.decode(torch.randn(2, 10, generator=seeded()), LABELS)
     start = network.decode(network.encode(x)[0], LABELS)
     found = match_images(network, x, LABELS, steps=150)

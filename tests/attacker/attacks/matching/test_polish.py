@@ -161,13 +161,13 @@ def test_search_and_polish_simulate_the_local_steps_on_one_batch(
 ) -> None:
     _, x, y = image_case()
     case = Case((observe_epochs(observe, 4, x, y, rate=10.0),))
-    settings = {"steps": 1200, "give_up": 0.0, "surrogate": surrogate}
+    settings = {"steps": 800, "give_up": 0.0, "surrogate": surrogate}
     (alone,) = inverting_gradients(**settings, local_steps="one_batch")([case], rng=seeded())
     (simulated,) = inverting_gradients(**settings)([case], rng=seeded())
     assert mse(simulated.x, x) < 0.01 * mse(alone.x, x)
     assert simulated.confidence[0] > 0.9
     assert simulated.evidence["misfit"][0] < -4
-    assert simulated.evaluations == 300
+    assert simulated.evaluations == 200
 
 
 def test_null_of_simulated_steps_does_not_read_the_update(observe: Callable[..., Observation]) -> None:
@@ -188,7 +188,7 @@ def test_iterations_that_simulate_steps_are_fewer(observe: Callable[..., Observa
     seen = observe_epochs(observe, 3, x, y)
     shuffled = replace(seen, training=replace(seen.training, batch_size=1))
     for observation, counts in ((seen, (6, 0, 300 - 6 * 20)), (shuffled, (3, 2, 900 - 6 * (3 + 2) * 20))):
-        run = MatchingRun(inverting_gradients(steps=900), [Case((observation,))], seeded(), None)
+        run = MatchingRun(inverting_gradients(steps=900), [Case((observation,), known_labels=y)], seeded(), None)
         assert (run.polishing, run.fits, run.steps) == counts
 
 

@@ -9,10 +9,9 @@ from observations import observe_rounds
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
-from attacker.attacks.membership.attack import Membership
+from attacker.attacks.membership.attack import Membership, keeps_values
 from attacker.attacks.membership.pool import Pool
 from attacker.attacks.membership.regression import combine
-from attacker.attacks.membership.residuals import keeps_values
 from defenses import DefenseSpec
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 

@@ -15,7 +15,7 @@ from attacker.attacks.matching import case_batch, matching_run
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.multi_round import refinement
 from attacker.attacks.multi_round.refinement import SentEquations
-from attacker.attacks.multi_round.same_examples import link_same
+from attacker.attacks.multi_round.usable_rounds import link_same
 from attacker.attacks.optimisers.gauss_newton import LeastSquares, minimise_squares, project_out
 from attacker.scoring.metrics import psnr
 from fedsim.recording import DataSpec, ModelSpec

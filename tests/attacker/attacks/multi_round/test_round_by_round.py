@@ -16,8 +16,9 @@ from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round import round_by_round
 from attacker.attacks.multi_round.round_by_round import has_unknown_orders, search_round_by_round
-from attacker.attacks.multi_round.same_examples import link_same
+from attacker.attacks.multi_round.usable_rounds import link_same
 
+pytestmark = pytest.mark.usefixtures("orders_inferred_once")
 X, Y = draw_images(4), torch.tensor([2, 0, 3, 1])
 STEPS = 600
 ATTACK = agic(steps=STEPS, beta=1.0)
@@ -106,11 +107,13 @@ def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown(observe: O
 def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe: Observe) -> None:
     """Without features of the last layer, whole epochs on equally many examples are taken to be on the same ones."""
     case, attack = make_case(observe, *ROUNDS), agic(steps=20, polish=0.0, pre_steps=2)
+    case = replace(case, known_labels=Y.repeat(3))
     (found,) = attack([case], rng=seeded())
     assert len(found.x) == 4
     assert any("assumed to hold the same examples" in note for note in found.notes)
     shorter = replace(case.observations[2], num_examples=3)
-    (mixed,) = attack([replace(case, observations=(*case.observations[:2], shorter))], rng=seeded())
+    others = Case((*case.observations[:2], shorter), known_labels=torch.cat([Y, Y, Y[:3]]))
+    (mixed,) = attack([others], rng=seeded())
     assert not any("assumed to hold the same examples" in note for note in mixed.notes)
 
 

@@ -5,10 +5,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from attacker.attacks.simulation import local_epochs
 from attacker.attacks.simulation.client import compute_total_step, convert_to_gradient
 from attacker.attacks.simulation.gradients import build_gradient
-from attacker.attacks.simulation.local_steps import assign_rows, build_stepped_gradient
+from attacker.attacks.simulation.local_steps import (
+    assign_rows,
+    build_stepped_gradient,
+    count_separate_epochs,
+    measure_disagreement,
+    merge_epochs,
+)
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 
@@ -56,27 +61,27 @@ def test_rows_are_assigned_to_batches_by_epoch() -> None:
 def test_disagreement_of_epochs_does_not_depend_on_the_order() -> None:
     x = torch.rand(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     shuffled = torch.cat([x, x[[2, 0, 3, 1]], x.flip(0)])
-    assert float(local_epochs.measure_disagreement(shuffled, 3)) == pytest.approx(0, abs=1e-12)
+    assert float(measure_disagreement(shuffled, 3)) == pytest.approx(0, abs=1e-12)
     apart = torch.cat([x, x + 0.5])
-    assert float(local_epochs.measure_disagreement(apart, 2)) == pytest.approx(0.25)
+    assert float(measure_disagreement(apart, 2)) == pytest.approx(0.25)
 
 
 def test_examples_of_epochs_are_matched_and_averaged() -> None:
     x = torch.rand(4, 5, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 0, 1, 1])
     both = torch.cat([x, x[[1, 0, 3, 2]] + 0.01])
-    merged, labels = local_epochs.merge_epochs(both, y.repeat(2), 2)
+    merged, labels = merge_epochs(both, y.repeat(2), 2)
     assert torch.equal(labels, y)
     torch.testing.assert_close(merged, x + 0.005)
 
 
 def test_examples_are_averaged_by_label_and_not_by_distance() -> None:
     x = torch.tensor([[0.0], [1.0]])
-    merged, _ = local_epochs.merge_epochs(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 0, 1]), 2)
+    merged, _ = merge_epochs(torch.cat([x, x.flip(0)]), torch.tensor([0, 1, 0, 1]), 2)
     assert merged.flatten().tolist() == [0.5, 0.5]
 
 
 def test_separate_epochs_need_a_weight_and_several_epochs() -> None:
-    assert local_epochs.count_separate_epochs(0.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 1
-    assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 3
-    assert local_epochs.count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, steps=3)) == 1
+    assert count_separate_epochs(0.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 1
+    assert count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, epochs=3)) == 3
+    assert count_separate_epochs(1.0, Training(learning_rate=1, batch_size=1, steps=3)) == 1

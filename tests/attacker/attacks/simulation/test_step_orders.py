@@ -93,6 +93,7 @@ def test_orders_that_exchange_equal_labels_are_fitted_once_in_one_epoch() -> Non
         (((0, 1, 3), (2,)), {"defense": "top_k(0.5)"}),
     ],
 )
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_images_of_several_batches_are_recovered_with_their_order(
     observe: Observe, orders: tuple[tuple[int, ...], ...], settings: dict[str, object]
 ) -> None:
@@ -106,18 +107,25 @@ def test_images_of_several_batches_are_recovered_with_their_order(
     assert found.evidence["misfit"][0] < -4
 
 
-@pytest.mark.parametrize(("probability", "decided"), [(0.3, True), (0.5, False), (0.85, False), (0.95, True)])
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_probabilities_below_90_percent_are_undecided_in_an_inferred_order(
-    observe: Observe, probability: float, decided: bool, monkeypatch: pytest.MonkeyPatch
+    observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
-        return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
-
-    monkeypatch.setattr(estimates, "judge", judge)
     case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
-    (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
-    assert bool(found.confidence.isnan().all()) != decided
-    assert any("order" in note for note in found.notes) != decided
+    run = MatchingRun(inverting_gradients(steps=STEPS), [case], seeded(), None)
+    run.search()
+    polish(run)
+    for probability, decided in ((0.3, True), (0.5, False), (0.85, False), (0.95, True)):
+
+        def judge(
+            route: str, found: Any, explained: torch.Tensor, data: DataSpec, probability: float = probability
+        ) -> estimates.ConfidenceEstimates:
+            return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
+
+        monkeypatch.setattr(estimates, "judge", judge)
+        (found,) = run.build_answers()
+        assert bool(found.confidence.isnan().all()) != decided
+        assert any("order" in note for note in found.notes) != decided
 
 
 def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
@@ -128,6 +136,7 @@ def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
     assert found.evidence["misfit"][0] > -1
 
 
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_orders_of_several_rounds_are_found_with_the_images(observe: Observe) -> None:
     """The joint search over two rounds of a client, each with an order of its own, and positions that links give."""
     x, y, again = draw_images(4), torch.tensor([2, 0, 3, 1]), torch.tensor([3, 1, 0, 2])
@@ -149,6 +158,7 @@ def test_null_of_ordered_steps_does_not_read_the_update(observe: Observe) -> Non
     assert [one.evaluations for one in found] == [100, 100]
 
 
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_progress_covers_the_search_for_orders(observe: Observe) -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
     cases = [Case((observe_batches(observe, x, y, ((0, 3), (2, 1)), client=name),)) for name in "ab"]
@@ -158,6 +168,7 @@ def test_progress_covers_the_search_for_orders(observe: Observe) -> None:
     assert any("order of examples" in text for _, _, text in seen)
 
 
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_order_is_not_searched_for_where_steps_hardly_matter(observe: Observe) -> None:
     x, y, effects = draw_images(4), torch.tensor([2, 0, 3, 1]), []
     for rate in (1e-3, 2e-3, 3.0):
@@ -202,6 +213,7 @@ def test_order_is_searched_for_where_few_examples_are_in_few_steps(
         ({"polish": 0.0}, "", 0),
     ],
 )
+@pytest.mark.usefixtures("orders_inferred_once")
 def test_orders_are_searched_for_only_before_a_polish(
     observe: Observe, settings: dict[str, Any], defense: str, fits: int
 ) -> None:

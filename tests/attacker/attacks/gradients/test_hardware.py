@@ -1,9 +1,17 @@
-"""Tests of searches that begin in bfloat16: gradients are close to float32, and results are from float32 steps."""
+"""Tests of what depends on the processor: searches that begin in bfloat16, and freed memory that stays in the process.
+
+Gradients in bfloat16 are close to float32, and results are from float32 steps. Freed memory stays with glibc, unless an
+environment variable configures the allocator.
+"""
+
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from attacker.attacks.cases import Case
+from attacker.attacks.gradients import hardware as kept_memory
 from attacker.attacks.gradients import hardware as precision
 from attacker.attacks.gradients.vectorised import build_per_problem, split_problems
 from attacker.attacks.matching import case_batch
@@ -13,6 +21,19 @@ from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
 RESNET, LENET = ModelSpec(name="resnet20_4"), ModelSpec(name="lenet_cpl")
+PROBE = f"""
+import resource, runpy, sys, types
+sys.modules["torch"] = types.SimpleNamespace(dtype=object)  # the function does without PyTorch, whose import takes seconds
+keep = runpy.run_path({kept_memory.__file__!r})["keep_freed_memory"]
+kept = {{call}} and keep({{largest}})
+def work():
+    return len([b"x" * (i << {{shift}}) for i in range(9, 17)])
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    work()
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
 
 def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> None:
@@ -63,3 +84,32 @@ def test_processor_without_bfloat16_arithmetic_keeps_float32(
 def test_share_of_bfloat16_steps_must_be_below_one(coarse: float) -> None:
     with pytest.raises(ValueError, match="the last steps are in float32"):
         agic(coarse=coarse)
+
+
+def faults(*, call: bool, shift: int = 18, largest: int = 0, **environment: str) -> tuple[bool, int]:
+    """Run three rounds of allocations in a new process, and count page faults; if `call`, call keep_freed_memory(largest) first.
+
+    The allocations are 9 to 16 times 2 ** shift bytes: 25 MiB together for 18, and for 21 blocks of 18 to 32 MiB.
+    """
+    run = [sys.executable, "-c", PROBE.format(call=call, shift=shift, largest=largest)]
+    answer = subprocess.run(run, env={"PATH": "/usr/bin", **environment}, capture_output=True, text=True, check=True)
+    kept, count = answer.stdout.split()
+    return kept == "True", int(count)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_is_reused_unless_the_environment_configures_malloc() -> None:
+    without, kept = faults(call=False), faults(call=True)
+    if not kept[0]:
+        pytest.skip("another C library than glibc")
+    assert kept[1] < without[1] / 10
+    assert not faults(call=True, MALLOC_ARENA_MAX="2")[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_of_blocks_above_the_largest_threshold_is_reused_only_if_they_are_announced() -> None:
+    default, announced = faults(call=True, shift=21), faults(call=True, shift=21, largest=32 << 20)
+    if not default[0]:
+        pytest.skip("another C library than glibc")
+    assert announced[0]
+    assert announced[1] < default[1] / 10
