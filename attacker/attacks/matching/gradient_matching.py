@@ -288,6 +288,7 @@ class OrderSearch:
                 fits=self.first.fits,
                 classes=classes,
                 likely=self.likely[o],
+                alone=len(self.views) == 1,
             )
             z = fit.z if fit and len(self.views) == 1 else self.start.z
             current = self._assume((*current.orders[:o], order, *current.orders[o + 1 :]), z)

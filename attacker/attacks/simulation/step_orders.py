@@ -56,6 +56,7 @@ def search_order(
     fits: int,
     classes: int = 0,
     likely: bool = False,
+    alone: bool = True,
 ) -> tuple[StepOrder, Fit | None]:
     """Return the order whose simulated update comes closest to the observed one after a fit, with this fit.
 
@@ -63,7 +64,8 @@ def search_order(
 
     start: the order at which the search begins. sizes: number of examples of each local step. fits: largest number of fits.
     classes: number of classes if labels may be changed as well; 0 if they are known. likely: whether `start` is fitted
-    in any case, and kept if none of the orders that are fitted with it is better.
+    in any case, and kept if none of the orders that are fitted with it is better. alone: whether the examples are in no other
+    update, see `identify`.
     """
     measured = {start: measure([start])[0]}
     best = _climb(start, sizes, measure, measured, classes)
@@ -72,19 +74,19 @@ def search_order(
         best, measured[start] = start, 0.0  # so that it is fitted first
     fitted: dict[object, tuple[StepOrder, Fit]] = {}
     while fits > 0:
-        new = {identify(order, sizes): order for order in sorted(near, key=measured.__getitem__, reverse=True)}
+        new = {identify(order, sizes, alone): order for order in sorted(near, key=measured.__getitem__, reverse=True)}
         chosen = [order for key, order in new.items() if key not in fitted]
         chosen = sorted(chosen, key=measured.__getitem__)[: min(fits, FITTED_AT_ONCE)]
         if not chosen:
             break
-        fitted |= {identify(order, sizes): (order, misfit) for order, misfit in zip(chosen, fit(chosen), strict=True)}
+        fitted |= {identify(order, sizes, alone): (order, misfit) for order, misfit in zip(chosen, fit(chosen), strict=True)}
         fits -= len(chosen)
         best, _ = min(fitted.values(), key=lambda pair: pair[1].distance)
         if likely and best == start:
             break
         near = list_neighbours(best, sizes, range(classes))
         _measure_new(near, measure, measured)
-    found = fitted.get(identify(best, sizes))
+    found = fitted.get(identify(best, sizes, alone))
     return found if found is not None else (best, None)
 
 
@@ -130,12 +132,13 @@ def list_neighbours(order: StepOrder, sizes: Sequence[int], classes: Sequence[in
     return neighbours
 
 
-def identify(order: StepOrder, sizes: Sequence[int]) -> object:
+def identify(order: StepOrder, sizes: Sequence[int], alone: bool = True) -> object:
     """Return a key that is equal for orders which differ only in the numbers of examples, so that one fit is enough for them.
 
-    With one epoch, examples with equal labels are interchangeable, since both are fitted.
+    With one epoch, examples with equal labels are interchangeable, since both are fitted, unless they are in other updates, too.
+    alone: whether they are in no other update.
     """
-    once = len(order.examples) == len(order.labels)
+    once = alone and len(order.examples) == len(order.labels)
     batches = [order.examples[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
     named = [sorted(order.labels[index] if once else index for index in batch) for batch in batches]
     return tuple(map(tuple, named)), () if once else order.labels

@@ -11,7 +11,8 @@ from ordered_clients import Observe, check_progress, check_resumption, draw_imag
 
 from attacker.attacks import Case, agic
 from attacker.attacks.linking import Links
-from attacker.attacks.matching.gradient_matching import PolishStart
+from attacker.attacks.matching.gradient_matching import OrderSearch, PolishStart
+from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round import round_by_round
@@ -43,6 +44,19 @@ def test_rounds_together_are_better_than_each_alone(observe: Observe) -> None:
     assert found.evaluations <= STEPS
     assert {slot.round for slot in found.slots} == {1, 2}
     assert found.notes[-1].endswith("the answer explains all 2 rounds together")
+
+
+def test_examples_with_equal_labels_keep_their_places_in_all_rounds(observe: Observe) -> None:
+    """Labels alone do not tell which of two examples with equal labels was in which step of a round, the other rounds do."""
+    labels, orders = torch.tensor([2, 0, 2, 1]), (((0, 3), (2, 1)), ((2, 3), (0, 1)))
+    seen = [observe_batches(observe, X, labels, order, seed=k, rate=3.0) for k, order in enumerate(orders)]
+    case = Case(tuple(replace(one, round=k + 1) for k, one in enumerate(seen)), links=link_same([4, 4]))
+    run = MatchingRun(ATTACK.matching, [case], seeded(), None)
+    run.search()
+    start = PolishStart(0, run.batch.space.encode([X], [seeded()], run.attack.device)[0], labels)
+    found = OrderSearch(run, start).run(0.0, 1.0)
+    for order, expected in zip(found.orders, orders, strict=True):
+        assert [set(order.examples[:2]), set(order.examples[2:])] == [set(batch) for batch in expected]
 
 
 def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(observe: Observe) -> None:

@@ -82,6 +82,9 @@ def test_orders_that_exchange_equal_labels_are_fitted_once_in_one_epoch() -> Non
     start = StepOrder((0, 1, 2, 3), (5, 6, 6, 6))
     search_order(start, (2, 2), lambda orders: [1.0] * len(orders), fit, fits=20)
     assert len(fitted) == 2  # label 5 in the first batch, or in the second
+    fitted.clear()
+    search_order(start, (2, 2), lambda orders: [1.0] * len(orders), fit, fits=20, alone=False)
+    assert len(fitted) == 6  # examples that are also in other updates are no longer interchangeable
 
 
 @pytest.mark.parametrize(
