@@ -32,6 +32,7 @@ from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.simulation.gradients import squared_norm
 from attacker.attacks.simulation.step_orders import FITTED_AT_ONCE, Fit, StepOrder, search_order
+from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
 MAX_FITTED_WEIGHTS = 4_000_000
@@ -82,11 +83,29 @@ class GradientMatching(MatchingSettings):
         """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Measurable`.
 
         They are divided by the number of local steps that "auto" simulates, since there are as many times fewer evaluations.
-        A search that is compiled is measured without compilation, and a warm start is left out.
+        A search that is compiled is measured without compilation, and a warm start and the inference of labels are left out.
         """
         alone = replace(self, warm_start=None, search=replace(self.search, compiled=False))
-        run = MatchingRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
+        run = TimedRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
         return run.time_evaluation() / run.steps_each
+
+
+class TimedRun(MatchingRun):
+    """A run of which only one evaluation is measured, so that any labels and any order of the examples do."""
+
+    def time_evaluation(self) -> float:
+        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
+        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
+        z, _, problems = self._build_problems(pending, 0)
+        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
+
+    def _infer_orders(self) -> list[StepOrder]:
+        labels = (0,) * self.batch.count
+        used = tuple(k % self.batch.count for k in range(sum(self.batch.views[0].sizes)))
+        return [StepOrder(used, labels) for _ in self.cases]
+
+    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
+        return torch.zeros(len(pending), self.batch.count, dtype=torch.long, device=self.attack.device)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.simulation.client import draws_at_random
 from attacker.attacks.simulation.step_orders import StepOrder
-from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
 MIN_STEP_EFFECT = 0.03
@@ -225,12 +224,6 @@ class MatchingRun:
             plain=batch.encode_plain(labels, rngs) if self._choose_stop(restart).stall else None,
         )
         return z, labels, problems
-
-    def time_evaluation(self) -> float:
-        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
-        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
-        z, _, problems = self._build_problems(pending, 0)
-        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
 
     @cached_property
     def _draws_at_random(self) -> bool:

@@ -12,6 +12,7 @@ from ordered_clients import DATA, Observe, check_progress, check_resumption, dra
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.confidence import estimates
+from attacker.attacks.labels import observed
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSearch, PolishStart, polish
 from attacker.attacks.matching.matching_run import MatchingRun
@@ -212,3 +213,17 @@ def test_orders_are_searched_for_only_before_a_polish(
     polishing = 30 if fits else run.polishing
     assert bool(run.orders) == (fits > 0 and not defense)
     assert run.steps == (3000 - polishing * 20 * (2 if fits else 1) - fits * 40) // (2 if run.orders else 1)
+
+
+def test_measured_evaluation_infers_no_order(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast of an audit would otherwise take longer than the attack."""
+
+    def refuse(*args: object, **settings: object) -> None:
+        raise AssertionError("an order was searched for")
+
+    case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    monkeypatch.setattr(observed, "infer_step_order", refuse)
+    for attack in (inverting_gradients(steps=STEPS), inverting_gradients(steps=STEPS).null()):
+        assert attack.time_evaluation(case) > 0
+    with pytest.raises(AssertionError, match="searched for"):
+        inverting_gradients(steps=STEPS)([case], rng=seeded())
