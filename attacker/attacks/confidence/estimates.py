@@ -145,7 +145,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
 
 
 def _doubt_scale(estimates: ConfidenceEstimates, found: SearchAnswer, missed: float) -> ConfidenceEstimates:
-    """Return `estimates` with undecided confidence, and a note, for unlikely examples (below MIN_LIKELY) that only a factor refutes.
+    """Return `estimates` with undecided confidence, and a note, for unlikely examples (below MIN_LIKELY) that a factor explains.
 
     This is so if the answer's gradient, times a factor, leaves at most MAX_SCALED_MISFIT of the power unexplained, and the
     gradient itself at least MIN_SCALED_GAIN times as much. Searches that compare directions find the right examples then, and the
