@@ -29,6 +29,9 @@ UNFINISHED_ROW = (
     "had not ended, or values were outside 0 to 1; if clients standardise or scale their columns, set mean and std of the data "
     "(DataSpec)"
 )
+MAX_SCALED_MISFIT, MIN_SCALED_GAIN = 1e-3, 10.0
+"""Largest share of a gradient's power that an answer leaves unexplained if its gradient is multiplied by the best factor, and
+smallest ratio of the share without this factor to it, for unlikely examples to become undecided."""
 MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
 """Smallest number of gradient evaluations of the kept start of a search whose answer may be likely, unless the share of the
 gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer

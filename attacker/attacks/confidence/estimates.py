@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
+    MAX_SCALED_MISFIT,
     MIN_LIKELY,
     MIN_ORDERED,
+    MIN_SCALED_GAIN,
     STANDARDISED,
     UNCALIBRATED_ORDER,
     UNDECIDED,
@@ -31,6 +33,7 @@ from attacker.attacks.confidence.evidence import (
     MAX_EXACT_MISFIT,
     SearchAnswer,
     compute_shares,
+    fit_factor,
     measure_appearance,
     measure_curvature,
     measure_outside,
@@ -95,7 +98,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
 
     A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, if it is below MIN_ORDERED
     and rests on an assumed order of the client's examples, and for images that look complete by another common normalisation, and
-    not by the stated one (`find_other_normalisation`).
+    not by the stated one (`find_other_normalisation`). A smaller one becomes undecided if the answer explains the gradient but
+    for a factor (`_doubt_scale`).
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -136,7 +140,25 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         confidence, reasons = doubt_likely(confidence, UNCALIBRATED_ORDER, confidence < MIN_ORDERED)
         notes += reasons
     confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
-    return replace(judged, confidence=confidence, notes=(*notes, *reasons))
+    judged = replace(judged, confidence=confidence, notes=(*notes, *reasons))
+    return judged if float(noise) else _doubt_scale(judged, found, float(missed))
+
+
+def _doubt_scale(estimates: ConfidenceEstimates, found: SearchAnswer, missed: float) -> ConfidenceEstimates:
+    """Return `estimates` with undecided confidence, and a note, for unlikely examples (below MIN_LIKELY) that a factor explains.
+
+    This is so if the answer's gradient, times a factor, leaves at most MAX_SCALED_MISFIT of the power unexplained, and the
+    gradient itself at least MIN_SCALED_GAIN times as much. Searches that compare directions find the right examples then, and the
+    curves take the difference for a failure. missed: unexplained share of the power, without known noise.
+    """
+    factor, left = fit_factor(found)
+    if not (left <= MAX_SCALED_MISFIT and missed >= MIN_SCALED_GAIN * left and factor > 0):
+        return estimates
+    reason = (
+        f"which explain the gradient but for a factor of {factor:.3g}, as if clients had another learning rate, number of local "
+        "steps or loss than stated"
+    )
+    return _mark_undecided(estimates, estimates.confidence < MIN_LIKELY, reason)
 
 
 def judge_closed_form(

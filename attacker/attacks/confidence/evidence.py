@@ -113,6 +113,19 @@ def compute_shares(found: SearchAnswer) -> tuple[Tensor, Tensor, int]:
     return torch.stack(missed).sum() / whole, torch.stack(noise).sum() / whole, sent
 
 
+def fit_factor(found: SearchAnswer) -> tuple[float, float]:
+    """Return the factor of the answer's gradient that comes closest to the observed one, and the share of power left unexplained.
+
+    Both are NaN for several observations, and if the answer's gradient is zero or not finite.
+    """
+    if len(found.compared) > 1:
+        return float("nan"), float("nan")
+    made, observed = found.compared[0].simulate(found.x), found.compared[0].observed
+    common = torch.stack([(made[name] * observed[name]).sum() for name in observed]).sum()
+    factor = common / squared_norm({name: made[name] for name in observed})
+    return float(factor), float(1 - factor * common / squared_norm(observed))
+
+
 def holds_signs(found: SearchAnswer) -> bool:
     """Return whether the observed gradients are little more than signs, as those of Adam or signSGD.
 

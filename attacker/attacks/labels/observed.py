@@ -18,12 +18,15 @@ MAX_MISFIT = 0.5
 last layer's gradient, at which these features are used."""
 
 
-def read_labels(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator) -> Tensor:
+def read_labels(
+    rule: LabelRule, observed: ObservedGradients, i: int, model: nn.Module, rng: Generator, *, simulated: bool = True
+) -> Tensor:
     """Return the labels (N,), int64, that a label rule infers for case i of the stacked cases `observed`.
 
-    Labels that `infer_labels` infers from several local steps are those of `read_order` if that is not None.
+    Labels that `infer_labels` infers from several local steps are those of `read_order` if that is not None. simulated: whether
+    `read_order` is tried.
     """
-    if rule is infer_labels:
+    if simulated and rule is infer_labels:
         found = read_order(rule, observed, i, model, rng)
         if found is not None:
             return torch.tensor(found.order.labels, device=observed.device).sort().values

@@ -52,8 +52,13 @@ MAX_FITTED_WEIGHTS = 5e7
 """Largest number of weights, over the networks of all orders that are fitted, beyond the first FITTED_AT_ONCE orders."""
 ATTEMPTS = 2
 """Largest number of searches, each with other random inputs."""
-MAX_CELLS = 2e7
-"""Largest number of entries of the Jacobians that are computed at once."""
+MAX_CELLS = 2e6
+"""Largest number of entries of the Jacobians that are computed at once. With 20 examples in ten steps, ten times as many took 1.2
+times as long, and seven times fewer 1.3 times."""
+MAX_ALL_CELLS = 6e7
+"""Largest number of entries of the Jacobians that one search computes, so that it takes about ten seconds at most. It leaves 240
+fits to clients of eight examples in four steps and ten classes. Without it, 20 examples in ten steps took more than two minutes,
+and 100 classes would take hours."""
 
 
 class InferredOrder(NamedTuple):
@@ -121,7 +126,10 @@ def infer_step_order(observed: ObservedGradients, i: int, labels: Tensor, rng: G
 
 
 class StepLabels:
-    """The search for the labels and the order of case i of `observed`. rng: source of the random inputs."""
+    """The search for the labels and the order of case i of `observed`. rng: source of the random inputs.
+
+    cells: number of entries of the Jacobians that were computed so far.
+    """
 
     def __init__(self, observed: ObservedGradients, i: int, rng: Generator) -> None:
         self.observed, self.sizes, self.rng = observed, observed.sizes, rng
@@ -139,6 +147,7 @@ class StepLabels:
         self.frozen = find_frozen(observed.model, observed.training)
         weights = sum(w.numel() for w in self.weights.values())
         self.fits = max(FITTED_AT_ONCE, min(MAX_FITTED, int(MAX_FITTED_WEIGHTS / weights)))
+        self.cells = 0
 
     @property
     def classes(self) -> int:
@@ -149,7 +158,7 @@ class StepLabels:
 
         In each stage, the neighbours of the best order whose neighbours were not looked at yet are ranked, and the best of them
         are fitted. If the first fit is not good, random orders are fitted as well. The search ends early if the cost is at most
-        that expected of the true order, the number of values z.
+        that expected of the true order, the number of values z, or if no more orders can be fitted (`MAX_ALL_CELLS`).
         known: whether the labels of `start` are kept.
         """
         best, expected = self.fit([start])[0], self.z.numel()
@@ -162,18 +171,25 @@ class StepLabels:
             best, idle = lowest, 0 if lowest is not best else idle + 1
             stuck = idle > MAX_IDLE and best.cost <= MAX_LIKELY_COST * expected
             left = {key: one for key, one in fitted.items() if key not in expanded}
-            if best.cost <= expected or stuck or not left or len(fitted) >= self.fits:
+            exhausted = len(fitted) >= self.fits or not self._count_affordable(best, FIT_STEPS)
+            if best.cost <= expected or stuck or not left or exhausted:
                 return best
             key = min(left, key=lambda key: left[key].cost)
             expanded.add(key)
-            new = self.fit(self._rank_neighbours(fitted[key], fitted, known)[:FITTED_AT_ONCE])
+            ranked = self._rank_neighbours(fitted[key], fitted, known)
+            new = self.fit(ranked[: min(FITTED_AT_ONCE, self._count_affordable(best, FIT_STEPS))])
+
+    def _count_affordable(self, fitted: FittedOrder, steps: int) -> int:
+        """Return for how many orders the search can still make Gauss-Newton steps. fitted: any fit. steps: per order."""
+        each = steps * fitted.z.numel() * (fitted.training.target.numel() + fitted.z.numel())
+        return max(0, int((MAX_ALL_CELLS - self.cells) / each))
 
     def _draw_orders(self, start: FittedOrder, known: bool) -> list[StepOrder]:
         """Draw random orders with the labels of a start, of which each is replaced with probability 1/2 unless it is known."""
         count, epochs = len(start.order.labels), len(start.order.examples) // len(start.order.labels)
         classes = torch.tensor(self._list_worst_classes(start))
         drawn = []
-        for _ in range(FITTED_AT_ONCE):
+        for _ in range(min(FITTED_AT_ONCE, self._count_affordable(start, FIT_STEPS))):
             examples = torch.cat([torch.randperm(count, generator=self.rng) for _ in range(epochs)])
             others = classes[torch.randint(len(classes), (count,), generator=self.rng)]
             kept = torch.full((count,), known) | (torch.rand(count, generator=self.rng) < 0.5)
@@ -285,8 +301,9 @@ class StepLabels:
     def _fit(self, orders: Sequence[StepOrder], z: Tensor, heads: HeadTraining, steps: int) -> tuple[Tensor, Tensor]:
         """Return z (S, n, Q) after some Gauss-Newton steps, and the costs (S,). heads: with a first axis for the orders."""
         used, labels = torch.tensor([o.examples for o in orders]), torch.tensor([o.labels for o in orders])
-        cells = heads.target[0].numel() * z[0].numel()
+        cells = (heads.target[0].numel() + z[0].numel()) * z[0].numel()
         at_once, parts = max(1, int(MAX_CELLS / cells)), []
+        self.cells += len(orders) * steps * cells
         for k in range(0, len(orders), at_once):
             part = slice(k, k + at_once)
             parts.append(self._step(z[part], (used[part], labels[part], HeadTraining(*(t[part] for t in heads))), steps))
@@ -322,11 +339,14 @@ class StepLabels:
     def _rank_neighbours(self, best: FittedOrder, fitted: Mapping[object, FittedOrder], known: bool) -> list[StepOrder]:
         """Return the neighbours of an order that are not fitted, sorted by their costs for its features.
 
-        Unless labels are known, they are changed to those of `_list_worst_classes`.
+        Unless labels are known, they are changed to those of `_list_worst_classes`. If not all neighbours can be ranked
+        (`_count_affordable`), they are drawn at random.
         """
         classes = [] if known else self._list_worst_classes(best)
         near = {identify(order, self.sizes): order for order in list_neighbours(best.order, self.sizes, classes)}
         orders = [order for key, order in near.items() if key not in fitted]
+        if len(orders) > (most := self._count_affordable(best, RANKING_STEPS)):
+            orders = [orders[k] for k in torch.randperm(len(orders), generator=self.rng)[:most].tolist()]
         if not orders:
             return []
         heads = HeadTraining(*(t.expand(len(orders), *t.shape) for t in best.training))

@@ -340,8 +340,8 @@ class CaseBatch:
         gain = torch.stack([before for before, _ in pairs]).sum() / torch.stack([after for _, after in pairs]).sum()
         return torch.where((gain > 0) & gain.isfinite(), gain, 1)
 
-    def find_labels(self, i: int, rng: Generator) -> Tensor:
-        """Return the labels (V,) that the search for case i uses.
+    def find_labels(self, i: int, rng: Generator, *, simulated: bool = True) -> Tensor:
+        """Return the labels (V,) that the search for case i uses. simulated: as in `read_labels`.
 
         For a null, they are random. If soft labels are optimised with the examples, they are zeros, which the loss does not use.
         Otherwise they are the first of these that exist: the true labels, if they were given to the attack; the labels in the
@@ -357,7 +357,7 @@ class CaseBatch:
         if known is None:
             rule = attack.labels.rule
             assert rule is not None
-            labels_by_view = [read_labels(rule, view, i, self.model, rng) for view in self.views]
+            labels_by_view = [read_labels(rule, view, i, self.model, rng, simulated=simulated) for view in self.views]
         else:
             labels_by_view = list(torch.split(known, [len(places) // self.epochs for places in links.places]))
         merged = torch.zeros(self.count, dtype=torch.long)

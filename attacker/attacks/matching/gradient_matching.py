@@ -15,7 +15,7 @@ attacker knows, such as clipping or compression, to the gradient.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Generator, Tensor
@@ -23,7 +23,8 @@ from torch.func import vmap
 
 from attacker.attacks.base import Effort, Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
-from attacker.attacks.labels.step_labels import infer_step_order
+from attacker.attacks.labels.step_labels import InferredOrder, infer_step_order
+from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.loss.problems import ProblemRow
 from attacker.attacks.matching.matching_run import MIN_STEP_EFFECT, MatchingRun
 from attacker.attacks.matching.saved_state import BestResult, prefix_memory
@@ -32,6 +33,7 @@ from attacker.attacks.nulls import blind_cases
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.simulation.gradients import squared_norm
 from attacker.attacks.simulation.step_orders import FITTED_AT_ONCE, Fit, StepOrder, search_order
+from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
 MAX_FITTED_WEIGHTS = 4_000_000
@@ -82,11 +84,28 @@ class GradientMatching(MatchingSettings):
         """Return the seconds of one evaluation of the loss and its gradient, at the start of a search, see `Measurable`.
 
         They are divided by the number of local steps that "auto" simulates, since there are as many times fewer evaluations.
-        A search that is compiled is measured without compilation, and a warm start is left out.
+        A search that is compiled is measured without compilation, and a warm start and the inference of labels are left out.
         """
         alone = replace(self, warm_start=None, search=replace(self.search, compiled=False))
-        run = MatchingRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
+        run = TimedRun(alone, [case] if self.sees_gradient else blind_cases([case]), Generator().manual_seed(0), None)
         return run.time_evaluation() / run.steps_each
+
+
+class TimedRun(MatchingRun):
+    """A run of which only one evaluation is measured, so that any labels and any order of the examples do."""
+
+    def time_evaluation(self) -> float:
+        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
+        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
+        z, _, problems = self._build_problems(self.parts[0].batch, pending, 0)
+        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
+
+    def _infer_orders(self) -> Sequence[InferredOrder | None]:
+        used = tuple(k % self.batch.count for k in range(sum(self.batch.views[0].sizes)))
+        return [InferredOrder(StepOrder(used, (0,) * self.batch.count), 0.0, inf) for _ in self.cases]
+
+    def _find_labels(self, pending: list[int], restart: int) -> Tensor:
+        return torch.zeros(len(pending), self.batch.count, dtype=torch.long, device=self.attack.device)
 
 
 @dataclass(frozen=True)
@@ -113,8 +132,8 @@ def polish(run: MatchingRun) -> None:
 def find_starts(run: MatchingRun) -> list[PolishStart]:
     """Return where the polish of each case starts; without cases whose search was given up, and empty if none is polished.
 
-    If the run took several local steps for one, and that matters (`MIN_STEP_EFFECT`), the orders in which clients used their
-    examples are searched for.
+    If the run simulated the local steps of a client in an inferred order, or took them for one, and that matters
+    (`MIN_STEP_EFFECT`), the orders in which the client used its examples are searched for.
     """
     chosen = [i for i, best in enumerate(run.best) if not best.given_up and isfinite(best.loss)]
     if not run.polishing or run.interrupted or not chosen:
@@ -122,8 +141,11 @@ def find_starts(run: MatchingRun) -> list[PolishStart]:
     starts = [PolishStart(i, *run.best[i].get_latent()) for i in chosen]
     try:
         searches = {k: OrderSearch(run, start) for k, start in enumerate(starts) if run.ordered_steps > 1}
-        if not run.orders:
-            searches = {k: search for k, search in searches.items() if search.measure_effect() > MIN_STEP_EFFECT}
+        searches = {
+            k: search
+            for k, search in searches.items()
+            if run.orders[starts[k].case] is not None or search.measure_effect() > MIN_STEP_EFFECT
+        }
         share = run.fits / (run.fits + run.polishing)
         for number, (k, search) in enumerate(searches.items()):
             starts[k] = search.run(share * number / len(searches), share * (number + 1) / len(searches))
@@ -146,8 +168,10 @@ def polish_starts(
     more = (run.polishing + run.fits) * run.ordered_steps
     try:
         _polish_cases(run, plain, round(times * more), first, middle, stage)
-        spared = min((start.spared for start in ordered), default=0)
-        _polish_cases(run, ordered, round(times * (run.polishing + spared)), middle, end, stage)
+        for spared in sorted({start.spared for start in ordered}):
+            alike = [start for start in ordered if start.spared == spared]
+            middle, begun = middle + (end - middle) * len(alike) / len(ordered), middle
+            _polish_cases(run, alike, round(times * (run.polishing + spared)), begun, middle, stage)
     except KeyboardInterrupt:
         run.interrupted |= {start.case for start in starts}
 
@@ -158,10 +182,13 @@ def measure_start(run: MatchingRun, start: PolishStart) -> float:
 
 
 def _polish_cases(run: MatchingRun, starts: Sequence[PolishStart], iterations: int, begin: float, end: float, stage: int) -> None:
-    """Polish these cases of a run, all with orders or all without. begin, end: shares of the progress of all polishes."""
+    """Polish these cases of a run, all with orders or all without, which spared equally many fits.
+
+    begin, end: shares of the progress of all polishes.
+    """
     if not starts or run.interrupted:
         return
-    name = ("polish in order " if starts[0].orders else "polish ") + (f"{stage} " if stage else "")
+    name = (f"polish in order {starts[0].spared} " if starts[0].orders else "polish ") + (f"{stage} " if stage else "")
     report = run.progress and partial(run.report_polish, begin, end)
     polishing = PolishingRun(run, starts, iterations, report, prefix_memory(run.memory, name))
     initial = [polishing.batch.measure_distance(k, *run.best[start.case].get_latent()) for k, start in enumerate(starts)]
@@ -210,7 +237,9 @@ class PolishingRun(MatchingRun):
     def _find_labels(self, pending: list[int], restart: int) -> Tensor:
         return torch.stack([self.starts[i].labels for i in pending])
 
-    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
+    def _draw_starts(
+        self, batch: CaseBatch, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None
+    ) -> Tensor:
         return torch.stack([self.starts[i].z for i in pending])
 
 
@@ -238,7 +267,7 @@ class OrderSearch:
         orders: list[StepOrder] = []
         self.likely: list[bool] = []
         for o, (view, places) in enumerate(zip(first.batch.views, self.places, strict=True)):
-            inferred = first.orders[start.case] if first.orders else self._infer_order(start, o, rng)
+            inferred = self._infer_order(start, o, rng)
             used = tuple(k % len(places) for k in range(sum(view.sizes)))
             orders.append(inferred or StepOrder(used, tuple(start.labels[places].tolist())))
             self.likely.append(inferred is not None)
@@ -250,7 +279,13 @@ class OrderSearch:
         self.x = trial.decode_case(0, start.z, start.labels)[0].detach()
 
     def _infer_order(self, start: PolishStart, o: int, rng: Generator) -> StepOrder | None:
-        """Return the order of the o-th observation that its update shows for the labels of the start; None if none."""
+        """Return the order of the o-th observation that its update shows for the labels of the start; None if none.
+
+        For a single observation, it was inferred before the first search.
+        """
+        if len(self.places) == 1:
+            found = self.first.inferred[start.case]
+            return None if found is None else found.order
         found = infer_step_order(self.first.batch.views[o], start.case, start.labels[self.places[o]], rng, known=True)
         return None if found is None else found.order
 

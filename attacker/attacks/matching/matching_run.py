@@ -5,12 +5,14 @@ from dataclasses import replace
 from functools import cached_property, partial
 from math import inf
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
 from attacker.attacks.base import IntermediateResult, Look, Memory, Progress
 from attacker.attacks.cases import Case, seed_generator
+from attacker.attacks.labels.step_labels import InferredOrder
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch
@@ -28,8 +30,6 @@ from attacker.attacks.optimisers.descent import Problems, descend, get_best
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.optimisers.stopping import Stop
 from attacker.attacks.simulation.client import draws_at_random
-from attacker.attacks.simulation.step_orders import StepOrder
-from attacker.attacks.timing import time_call
 from attacker.reconstruction import Reconstruction
 
 MIN_STEP_EFFECT = 0.03
@@ -41,17 +41,33 @@ JUDGING_SECONDS = 15.0
 """Time in seconds for the confidence in all answers of searches that were interrupted."""
 
 
+class SearchPart(NamedTuple):
+    """The cases of a run that are searched in the same way: with local steps in an inferred order, or as the settings say.
+
+    batch: all cases of the run with these settings. cases: indices of the cases of this part. steps: maximum number of iterations
+    of a start. name: added to the keys of its checkpoints.
+    """
+
+    batch: CaseBatch
+    cases: Sequence[int]
+    steps: int
+    name: str
+
+
 class MatchingRun:
     """The state of one call of a gradient matching attack: its cases, and for each the result with the lowest loss so far.
 
     warm_starts: for each case a warm start (examples from which its first search begins), or None.
-    orders: for each case an order of its client's examples, inferred from the update (`infer_step_order`), with which the search
-    simulates the local steps; empty if it takes them for one.
+    inferred: for each case the order of its client's examples that its update shows (`infer_step_order`); None if it cannot be
+    inferred, or if no order of single observations is searched for.
+    orders: for each case this order, if the search simulates the local steps with it, and otherwise None: where nothing is
+    inferred, or where the steps hardly matter (`MIN_STEP_EFFECT`). It does not depend on the other cases.
+    parts: the cases without and those with an order.
     steps_each: number of local steps that each evaluation of the loss simulates. ordered_steps: see `CaseBatch`.
     polishing: number of iterations of L-BFGS that follow the search (`Polish`).
     fits: number of orders of the examples of each observation to which they are fitted before it, by one such iteration each
     (`OrderSearch`).
-    steps: maximum number of iterations before both.
+    steps: maximum number of iterations before both, added over the parts.
     fitted: for each case the batch whose settings explain its answer, and the index of the case in it: that of the search, or of
     the polish that simulates the local steps of clients.
     interrupted: indices of the cases whose search the user interrupted.
@@ -72,16 +88,15 @@ class MatchingRun:
         ordered, evaluations = self.ordered_steps, steps * period
         self.polishing = self._count_polishing_iterations(evaluations // ordered)
         self.fits = int(FITTING_SHARE * evaluations / ordered) // LBFGS().period if self.polishing and ordered > 1 else 0
-        self.steps = steps - (self.polishing + self.fits) * ordered * LBFGS().period // period
-        self.orders = self._infer_orders() if self.fits and len(self.batch.views) == 1 else []
-        if self.orders:
-            self.batch = CaseBatch(attack.copy_with(local_steps="simulated"), cases)
-            self.batch.set_orders([(order,) for order in self.orders])
-            self.steps_each, self.steps = ordered, max(1, self.steps // ordered)
+        unordered = steps - (self.polishing + self.fits) * ordered * LBFGS().period // period
+        self.inferred = self._infer_orders() if self.fits and len(self.batch.views) == 1 else [None] * len(cases)
+        self.orders = [found.order if found and found.effect > MIN_STEP_EFFECT else None for found in self.inferred]
+        self.parts = self._split_into_parts(unordered)
+        self.steps = sum(part.steps for part in self.parts)
         self.best = [BestResult() for _ in cases]
         self.warm_starts = self._compute_warm_starts()
         self.interrupted: set[int] = set()
-        self.fitted = [(self.batch, i) for i in range(len(cases))]
+        self.fitted = [(self._get_part(i).batch, i) for i in range(len(cases))]
         self.started = perf_counter()
 
     def search(self) -> None:
@@ -113,18 +128,36 @@ class MatchingRun:
         until = perf_counter() + JUDGING_SECONDS if self.interrupted else inf
         return [
             build_answer(
-                self.batch,
+                self._get_part(i).batch,
                 i,
                 best,
                 fitted,
                 self.rng,
-                steps=self.steps,
+                steps=self._get_part(i).steps,
                 seconds=seconds,
                 interrupted=i in self.interrupted,
                 judged_until=until,
             )
             for i, (best, fitted) in enumerate(zip(self.best, self.fitted, strict=True))
         ]
+
+    def _split_into_parts(self, steps: int) -> list[SearchPart]:
+        """Return the cases without an order, if there are any, and those with one. steps: iterations of those without.
+
+        In the batch of those with an order, the other cases have any.
+        """
+        every = range(len(self.cases))
+        parts = [SearchPart(self.batch, [i for i in every if self.orders[i] is None], steps, "")]
+        ordered = [order for order in self.orders if order is not None]
+        if ordered:
+            batch = CaseBatch(self.attack.copy_with(local_steps="simulated"), self.cases)
+            batch.set_orders([(order or ordered[0],) for order in self.orders])
+            chosen = [i for i in every if self.orders[i] is not None]
+            parts.append(SearchPart(batch, chosen, max(1, steps // self.ordered_steps), " in order"))
+        return [part for part in parts if part.cases]
+
+    def _get_part(self, i: int) -> SearchPart:
+        return next(part for part in self.parts if i in part.cases)
 
     def _count_polishing_iterations(self, evaluations: int) -> int:
         """Return the number of iterations of L-BFGS after the search; 0 where there is no second search, see `Polish`.
@@ -144,15 +177,18 @@ class MatchingRun:
         search, warm = self.attack.search, any(start is not None for start in self.warm_starts)
         return search.restarts // search.at_once + warm
 
-    def report(self, restart: int, done: int, _: int, message: str) -> None:
-        """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again."""
+    def report(self, restart: int, before: int, done: int, _: int, message: str) -> None:
+        """Report the progress of the start with the index `restart` as a part of all starts, so that it does not begin again.
+
+        before: number of iterations of this start that earlier parts make.
+        """
         assert self.progress is not None
-        self.progress(restart * self.steps + done, self.max_starts * self.steps + self.fits + self.polishing, message)
+        self.progress(restart * self.steps + before + done, self.max_starts * self.steps + self.fits + self.polishing, message)
 
     def report_polish(self, begin: float, end: float, done: int, total: int, message: str) -> None:
         """Report the progress of a part of the polish. begin, end: shares of the whole polish before and after this part."""
         share = begin + (end - begin) * done / max(1, total)
-        self.report(self.max_starts, int(share * (self.fits + self.polishing) + 1e-9), 0, message)
+        self.report(self.max_starts, 0, int(share * (self.fits + self.polishing) + 1e-9), 0, message)
 
     def _compute_warm_starts(self) -> Sequence[WarmStart | None]:
         """Return the warm start of each case; None for cases without one, and for all if the attack does not see the gradient."""
@@ -179,20 +215,33 @@ class MatchingRun:
     def search_once(self, cases: list[int], restart: int) -> None:
         """Run `Search.at_once` searches for each of the cases with these indices, and keep results better than earlier ones.
 
+        The parts follow each other. If the user interrupts one, cases of the next that have no result yet get one iteration.
+        """
+        before = 0
+        for part in self.parts:
+            left = [i for i in cases if i in part.cases and (not self.interrupted or self.best[i].z is None)]
+            if left:
+                self._search_part(part._replace(steps=1) if self.interrupted else part, left, restart, before)
+                self.interrupted |= set(left) if self.interrupted else set()
+            before += part.steps
+
+    def _search_part(self, part: SearchPart, cases: list[int], restart: int, before: int) -> None:
+        """Search as `search_once` for cases of one part. before: number of iterations of the parts before it.
+
         Each search has an entry in `pending`, the index of its case, and in `starts`, the number of its start.
         """
-        search, batch, memory, device = self.attack.search, self.batch, self.memory, self.attack.device
+        search, batch, memory, device = self.attack.search, part.batch, self.memory, self.attack.device
         pending = [i for i in cases for _ in range(search.at_once)]
-        z, labels, problems = self._build_problems(pending, restart)
-        key = f"restart {restart}"
+        z, labels, problems = self._build_problems(batch, pending, restart)
+        key = f"restart {restart}{part.name}"
         minima = descend(
             z,
             problems,
             batch.space.split_into_phases(search.optimiser),
-            self.steps,
+            part.steps,
             self._choose_stop(restart),
-            progress=self.progress and partial(self.report, restart),
-            checkpoint=checkpoint_periodically(memory, key, partial(self._show, pending, labels)) if memory else None,
+            progress=self.progress and partial(self.report, restart, before),
+            checkpoint=checkpoint_periodically(memory, key, partial(self._show, part, pending, labels)) if memory else None,
             resume=to_device(memory.recall(key), device) if memory else None,
         )
         for row, i in enumerate(pending):
@@ -208,18 +257,19 @@ class MatchingRun:
                 best.labels, best.from_warm_start = labels[row], restart == 0 and self.warm_starts[i] is not None
                 best.given_up = minima.given_up[row]
 
-    def _build_problems(self, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
+    def _build_problems(self, batch: CaseBatch, pending: list[int], restart: int) -> tuple[Tensor, Tensor, Problems]:
         """Return the starting latents z (P, D) of searches, their labels (P, V), and their minimisation problems.
 
-        pending: index of the case of each search; the `Search.at_once` searches of a case follow each other.
+        batch: that of the searches' part. pending: index of the case of each search; the `Search.at_once` searches of a case
+        follow each other.
         """
-        search, batch = self.attack.search, self.batch
+        search = self.attack.search
         starts = [restart + place % search.at_once for place in range(len(pending))]
         labels = self._find_labels(pending, restart)
         logits = [_get_logits(self.cases[i], batch.links[i], batch.epochs) for i in pending] if batch.compares_logits else None
         rngs = [seed_generator(self.rng, self.cases[i], f"features {start}") for i, start in zip(pending, starts, strict=True)]
         features = batch.solve_features(pending, labels, rngs)
-        z = self._draw_starts(pending, starts, labels, features)
+        z = self._draw_starts(batch, pending, starts, labels, features)
         problem = batch.build_problem(pending, z, labels, torch.stack(logits) if logits else None, features)
         problems = Problems(
             evaluate=batch.evaluate,
@@ -232,12 +282,6 @@ class MatchingRun:
             plain=batch.encode_plain(labels, rngs) if self._choose_stop(restart).stall else None,
         )
         return z, labels, problems
-
-    def time_evaluation(self) -> float:
-        """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""
-        pending = [i for i in range(len(self.cases)) for _ in range(self.attack.search.at_once)]
-        z, _, problems = self._build_problems(pending, 0)
-        return time_call(lambda: problems.evaluate(z, dict(problems.per_problem), 0.0), self.attack.device)
 
     @cached_property
     def _draws_at_random(self) -> bool:
@@ -262,47 +306,47 @@ class MatchingRun:
         is_warm = self.attack.warm_start is not None and restart == 0
         return replace(stop, early=(), stall=None) if declared or is_warm or self.batch.views_with_statistics else stop
 
-    def _infer_orders(self) -> list[StepOrder]:
-        """Return for each case the inferred order of its client's examples.
-
-        Empty if it cannot be inferred for every case, or if the local steps matter in none (`MIN_STEP_EFFECT`).
-        """
-        orders, effects = [], []
-        for i, case in enumerate(self.cases):
-            rng = seed_generator(self.rng, case, "orders")
-            found = self.batch.infer_order(i, rng)
-            if found is None:
-                return []
-            orders.append(found.order)
-            effects.append(found.effect)
-        return orders if max(effects) > MIN_STEP_EFFECT else []
+    def _infer_orders(self) -> Sequence[InferredOrder | None]:
+        """Return for each case the inferred order of its client's examples, or None."""
+        return [self.batch.infer_order(i, seed_generator(self.rng, case, "orders")) for i, case in enumerate(self.cases)]
 
     def _find_labels(self, pending: list[int], restart: int) -> Tensor:
-        """Return the labels (P, V) that the searches for the cases with indices `pending` use."""
-        if self.orders:
-            return torch.tensor([self.orders[i].labels for i in pending], device=self.attack.device)
-        rngs = [seed_generator(self.rng, self.cases[i], f"labels {restart}") for i in pending]
-        return torch.stack([self.batch.find_labels(i, g) for i, g in zip(pending, rngs, strict=True)])
+        """Return the labels (P, V) that the searches for the cases with indices `pending` use.
 
-    def _draw_starts(self, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None) -> Tensor:
+        They are those of an inferred order if there is one, and are not inferred a second time where there is none.
+        """
+        labels = []
+        for i in pending:
+            found = self.inferred[i]
+            if found is not None:
+                labels.append(torch.tensor(found.order.labels, device=self.attack.device))
+            else:
+                rng = seed_generator(self.rng, self.cases[i], f"labels {restart}")
+                labels.append(self.batch.find_labels(i, rng, simulated=not self.fits or len(self.batch.views) > 1))
+        return torch.stack(labels)
+
+    def _draw_starts(
+        self, batch: CaseBatch, pending: list[int], numbers: list[int], labels: Tensor, features: ProblemRow | None
+    ) -> Tensor:
         """Return the latents (P, D) from which searches begin, for the cases with indices `pending` and their starts `numbers`.
 
         The parametrisation's `init` makes the examples. In start 0, the examples of a case's warm start replace made ones with
         the same label, or any made ones if labels are optimised as well. features: as `CaseBatch.solve_features` returns them.
         """
-        space = self.batch.space
+        space = batch.space
         rngs = [seed_generator(self.rng, self.cases[i], f"start {number}") for i, number in zip(pending, numbers, strict=True)]
-        starts = [space.init(self.batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
+        starts = [space.init(batch.data, y, g) for y, g in zip(labels.cpu(), rngs, strict=True)]
         if numbers[0] == 0:
             fixed_labels = [None if space.joint else label for label in labels.cpu()]
             pairs = zip(starts, [self.warm_starts[i] for i in pending], fixed_labels, strict=True)
             starts = [start if warm_start is None else place_start(warm_start, start, y) for start, warm_start, y in pairs]
-        return self.batch.inject_features(space.encode(starts, rngs, self.attack.device), pending, features)
+        return batch.inject_features(space.encode(starts, rngs, self.attack.device), pending, features)
 
     def _save(self, restart: int) -> None:
-        """Save the best results so far as a checkpoint, and delete the restart's own checkpoint; do nothing if interrupted."""
+        """Save the best results so far as a checkpoint, and delete the restart's own checkpoints; do nothing if interrupted."""
         if self.memory is not None and not self.interrupted:
-            self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}")
+            for part in self.parts:
+                self.memory.keep("best", pack_bests(self.best, restart + 1), drop=f"restart {restart}{part.name}")
 
     def _restore(self) -> int:
         """Restore the results of earlier restarts from a checkpoint, and return the number of the next restart; 0 without one."""
@@ -312,12 +356,12 @@ class MatchingRun:
         self.best, restarts = unpack_bests(state, self.attack.device)
         return restarts
 
-    def _show(self, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
+    def _show(self, part: SearchPart, pending: list[int], labels: Tensor, look: Look, state: Mapping[str, Tensor]) -> None:
         """Pass the best candidates of a running search to `look`, the callback for live display.
 
         pending: index of the case of each search. state: the state of the searches, as `descend` saves it.
         """
-        batch, at_once = self.batch, self.attack.search.at_once
+        batch, at_once = part.batch, self.attack.search.at_once
         z, loss = get_best(state)
         results = []
         for first, i in enumerate(pending[::at_once]):
@@ -325,7 +369,7 @@ class MatchingRun:
             x, y = batch.decode_answer(i, z[row], labels[row])
             places = tuple(slot for o in range(len(batch.views)) for slot in list_case_slots(batch, i, o))
             results.append(IntermediateResult(x.cpu(), (y.argmax(dim=1) if y.ndim == 2 else y).cpu(), places, float(loss[row])))
-        look(results, len(state["active.history"]), self.steps)
+        look(results, len(state["active.history"]), part.steps)
 
 
 def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:

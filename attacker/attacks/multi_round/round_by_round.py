@@ -68,7 +68,7 @@ def search_round_by_round(
         attack.copy_with(steps=round(ALONE_SHARE * steps)),
         [round_alone for case in cases for round_alone in _split_rounds(case)],
         rng,
-        progress and (lambda done, total, message: joint.report(0, joint.steps * joint.max_starts * done // total, 0, message)),
+        progress and (lambda now, total, message: joint.report(0, 0, joint.steps * joint.max_starts * now // total, 0, message)),
         prefix_memory(memory, "alone/"),
     )
     alone.search()

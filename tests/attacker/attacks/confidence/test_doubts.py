@@ -211,3 +211,20 @@ def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: C
     assert int(wrong.sum()) == 1
     assert isnan(float(found.confidence[wrong]))
     assert any("of the gradient is unexplained" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("factor", "steps"), [(1.0, 600), (0.5, 600), (1.3, 600), (0.5, 12)])
+def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(
+    observe: Callable[..., Observation], factor: float, steps: int
+) -> None:
+    """Clients whose learning rate is not the stated one. A search that failed remains unlikely."""
+    x, y = draw_smooth_images(1)
+    seen = observe((x, y), model=ModelSpec(name="lenet_dlg"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = replace(seen, payload=encode({name: factor * u for name, u in seen.update.items()}))
+    (found,) = inverting_gradients(steps=steps, polish=0.0, give_up=0.0)([Case((seen,))], rng=seeded())
+    recovered = float((found.x.clamp(0, 1) - x).square().mean()) <= 0.009
+    assert recovered == (steps == 600)
+    refuted = any(f"but for a factor of {factor:.3g}," in note for note in found.notes)
+    assert refuted == (recovered and factor != 1)
+    assert isnan(float(found.confidence[0])) == refuted
+    assert refuted or (float(found.confidence[0]) > 0.5) == recovered

@@ -9,6 +9,7 @@ from generators import seeded
 from ordered_clients import Observe, draw_images, observe_batches
 
 from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.labels import step_labels
 from attacker.attacks.labels.observed import read_labels, read_order
 from attacker.attacks.labels.rules import infer_from_bias, infer_labels
 from attacker.attacks.labels.step_labels import StepLabels, can_infer_order, infer_step_order
@@ -115,3 +116,17 @@ def test_unexplained_update_has_no_order(observe: Observe) -> None:
     seen = view(observation)
     seen.gradients = {name: u[None] for name, u in update.items()}
     assert infer_step_order(seen, 0, LABELS, seeded(), known=False) is None
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_search_computes_no_more_than_its_limit(observe: Observe, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With wrong labels to begin with, the search goes on to the limit; only the first fit is always made."""
+    seen, costs = view(observe_batches(observe, draw_images(4), LABELS, ORDER, rate=3.0)), []
+    for limit in (0.0, 3e5, step_labels.MAX_ALL_CELLS):
+        monkeypatch.setattr(step_labels, "MAX_ALL_CELLS", limit)
+        problem = StepLabels(seen, 0, seeded())
+        costs.append(problem.search(StepOrder((0, 1, 2, 3), (2, 2, 2, 2)), known=known).cost)
+        unknown = problem.z.numel()
+        first = step_labels.FIT_STEPS * unknown * (4 * (10 + 1) + unknown)
+        assert problem.cells <= max(limit, first)
+    assert costs[0] > costs[1] >= costs[2]

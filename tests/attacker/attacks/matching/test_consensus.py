@@ -127,6 +127,7 @@ def test_the_live_display_shows_the_best_start_of_each_case(image_case: Make) ->
     state = {"found.z": z, "found.loss": loss, "active.ids": torch.arange(6), "active.best_z": z, "active.best": loss}
     shown: list[IntermediateResult] = []
     run._show(
+        run.parts[0],
         [0, 0, 0, 1, 1, 1],
         torch.zeros(6, 1, dtype=torch.long),
         lambda sights, *_: shown.extend(sights),

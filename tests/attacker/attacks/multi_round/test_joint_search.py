@@ -125,7 +125,7 @@ def test_surrogate_weights_lie_between_broadcast_and_returned_ones(observe, exam
     observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
     run = MatchingRun(cpl().copy_with(surrogate=True), [Case((observation,))], seeded(), None)
     search = run.batch
-    (start,) = run._draw_starts([0], [0], y[None], None)
+    (start,) = run._draw_starts(search, [0], [0], y[None], None)
     assert len(start) == 3 * 64 + 1
     z = torch.cat([x.flatten(), torch.zeros(1)])
     half = {name: w + 0.5 * observation.update[name] for name, w in observation.weights.items()}

@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_memory import DictMemory
 from generators import seeded
 from ordered_clients import DATA, Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.confidence import estimates
+from attacker.attacks.labels import observed
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSearch, PolishStart, polish
 from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.simulation.client import count_ordered_steps
 from attacker.attacks.simulation.step_orders import Fit, StepOrder, list_neighbours, search_order
-from fedsim.recording import DataSpec, ModelSpec
+from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording.codec import encode
 
 STEPS = 900
 
@@ -225,5 +228,47 @@ def test_orders_are_searched_for_only_before_a_polish(
     run = MatchingRun(inverting_gradients(steps=3000, **settings), [case], seeded(), None)
     assert run.fits == fits
     polishing = 30 if fits else run.polishing
-    assert bool(run.orders) == (fits > 0 and not defense)
-    assert run.steps == (3000 - polishing * 20 * (2 if fits else 1) - fits * 40) // (2 if run.orders else 1)
+    ordered = run.orders[0] is not None
+    assert ordered == (fits > 0 and not defense)
+    assert run.steps == (3000 - polishing * 20 * (2 if fits else 1) - fits * 40) // (2 if ordered else 1)
+
+
+def test_measured_evaluation_infers_no_order(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forecast of an audit would otherwise take longer than the attack."""
+
+    def refuse(*args: object, **settings: object) -> None:
+        raise AssertionError("an order was searched for")
+
+    case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    monkeypatch.setattr(observed, "infer_step_order", refuse)
+    for attack in (inverting_gradients(steps=STEPS), inverting_gradients(steps=STEPS).null()):
+        assert attack.time_evaluation(case) > 0
+    with pytest.raises(AssertionError, match="searched for"):
+        inverting_gradients(steps=STEPS)([case], rng=seeded())
+
+
+def spoil(observation: Observation) -> Observation:
+    """Return an observation whose update is noise, so that no order of examples explains it."""
+    noise = seeded(1)
+    update = {name: u.std() * torch.randn(u.shape, generator=noise) for name, u in observation.update.items()}
+    return replace(observation, payload=encode(update))
+
+
+def test_order_of_a_client_does_not_depend_on_the_others_of_its_chunk(observe: Observe) -> None:
+    y = torch.tensor([2, 0, 3, 1])
+    good = Case((observe_batches(observe, draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="good"),))
+    bad = Case((spoil(observe_batches(observe, draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="bad")),))
+    attack, told = inverting_gradients(steps=STEPS), list[tuple[int, int, str]]()
+    alone = {case.key: attack([case], rng=seeded())[0] for case in (good, bad)}
+    assert measure_error(alone[good.key], draw_images(4)) < 0.01
+    found = attack([bad, good], rng=seeded(), progress=lambda *words: told.append(words))
+    check_progress(told)
+    for one in found:
+        assert one.evaluations == alone[one.case].evaluations
+        assert torch.equal(one.y, alone[one.case].y)
+    assert float((found[1].x - alone[good.key].x).square().mean()) < 1e-5
+    memory = DictMemory("restart 0 in order")
+    with pytest.raises(SystemExit):
+        attack([bad, good], rng=seeded(), memory=memory)
+    resumed = attack([bad, good], rng=seeded(), memory=replace(memory, until=""))
+    assert all(torch.equal(one.x, other.x) for one, other in zip(found, resumed, strict=True))
