@@ -14,8 +14,9 @@ from attacker.attacks.confidence.curves import estimate_probabilities, find_curv
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
     MAX_SCALED_MISFIT,
+    MAX_UNLIKELY_ORDERED,
     MIN_LIKELY,
-    MIN_ORDERED,
+    MIN_LIKELY_ORDERED,
     MIN_SCALED_GAIN,
     STANDARDISED,
     UNCALIBRATED_ORDER,
@@ -96,10 +97,10 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     have succeeded. For all other searches, the curvature of the gradient is computed, which takes as long as many iterations of
     the search. If it cannot be computed, confidence is undecided as well.
 
-    A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, if it is below MIN_ORDERED
-    and rests on an assumed order of the client's examples, and for images that look complete by another common normalisation, and
-    not by the stated one (`find_other_normalisation`). A smaller one becomes undecided if the answer explains the gradient but
-    for a factor (`_doubt_scale`).
+    A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, and for images that look
+    complete by another common normalisation, and not by the stated one (`find_other_normalisation`). A smaller one becomes
+    undecided if the answer explains the gradient but for a factor (`_doubt_scale`). If the answer rests on an assumed order of
+    the client's examples, all between MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED are undecided.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -136,11 +137,11 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     for doubt in list_search_doubts(found, route, float(missed - noise), curvature):
         confidence, reasons = doubt_likely(confidence, *doubt)
         notes += reasons
-    if found.ordered:
-        confidence, reasons = doubt_likely(confidence, UNCALIBRATED_ORDER, confidence < MIN_ORDERED)
-        notes += reasons
     confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
     judged = replace(judged, confidence=confidence, notes=(*notes, *reasons))
+    if found.ordered:
+        between = (confidence > MAX_UNLIKELY_ORDERED) & (confidence < MIN_LIKELY_ORDERED)
+        judged = _mark_undecided(judged, between, UNCALIBRATED_ORDER)
     return judged if float(noise) else _doubt_scale(judged, found, float(missed))
 
 

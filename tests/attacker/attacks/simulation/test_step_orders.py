@@ -114,14 +114,14 @@ def test_images_of_several_batches_are_recovered_with_their_order(
 
 
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_probabilities_below_90_percent_are_undecided_in_an_inferred_order(
+def test_probabilities_from_10_to_90_percent_are_undecided_in_an_inferred_order(
     observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
     run = MatchingRun(inverting_gradients(steps=STEPS), [case], seeded(), None)
     run.search()
     polish(run)
-    for probability, decided in ((0.3, True), (0.5, False), (0.85, False), (0.95, True)):
+    for probability, decided in ((0.05, True), (0.15, False), (0.5, False), (0.85, False), (0.95, True)):
 
         def judge(
             route: str, found: Any, explained: torch.Tensor, data: DataSpec, probability: float = probability
