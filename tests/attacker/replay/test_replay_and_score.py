@@ -236,10 +236,10 @@ def test_case_that_raises_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch
     rows = Recording(run / "recording").read_rows()
     labels = CaseBatch.find_labels
 
-    def fails_for_one(self, i, rng):
+    def fails_for_one(self, i, rng, **settings):
         if self.cases[i].key == rows[1].key:
             raise error
-        return labels(self, i, rng)
+        return labels(self, i, rng, **settings)
 
     monkeypatch.setattr(CaseBatch, "find_labels", fails_for_one)
     done = replay(run).run()
