@@ -78,7 +78,7 @@ class PriorNull:
     def __call__(
         self, cases: Sequence[Case], *, rng: Generator, progress: Progress | None = None, memory: Memory | None = None
     ) -> list[Reconstruction]:
-        return [build_prior_answer(case, attack=self.name, rng=rng) for case in cases]
+        return [build_prior_answer(case, attack=self.name, rng=rng) for case in blind_cases(cases)]
 
 
 @dataclass(kw_only=True)
