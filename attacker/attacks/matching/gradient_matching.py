@@ -92,7 +92,7 @@ class GradientMatching(MatchingSettings):
 
 
 class TimedRun(MatchingRun):
-    """A run of which only one evaluation is measured, so that any labels and any order of the examples do."""
+    """A run of which only the time of one evaluation is measured. It has arbitrary labels and orders, which are not inferred."""
 
     def time_evaluation(self) -> float:
         """Return the seconds of one evaluation of the loss and its gradient for all cases, at the start of their searches."""

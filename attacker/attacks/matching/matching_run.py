@@ -144,7 +144,7 @@ class MatchingRun:
     def _split_into_parts(self, steps: int) -> list[SearchPart]:
         """Return the cases without an order, if there are any, and those with one. steps: iterations of those without.
 
-        In the batch of those with an order, the other cases have any.
+        In the batch of those with an order, the other cases have an arbitrary one.
         """
         every = range(len(self.cases))
         parts = [SearchPart(self.batch, [i for i in every if self.orders[i] is None], steps, "")]
