@@ -7,6 +7,7 @@ state, such as error feedback, and for defenses whose unsent coordinates reveal 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ ChannelFacts = Mapping[str, Tensor]
 
 ChannelState = Mapping[str, Tensor]
 """The attacker's simulation of a defense's state after a round: tensors by name. It is empty before a client's first round."""
+Expect = Callable[[Update, ChannelFacts], Update]
+"""Maps (simulated update, known) to the expected message."""
 Follow = Callable[[Update, ChannelState, ChannelFacts], tuple[Update, ChannelState]]
 """Maps (simulated update, simulated state before the round, known) to the expected message and the next state."""
 
@@ -39,15 +42,23 @@ class Channel(NamedTuple):
             choices, such as which coordinates were sent. `learn` is called once per received update.
     expect: maps (simulated update, known) to the expected update after the defense; differentiable.
     noise:  maps the received update to the expected squared norm of the noise in it, or an estimate: a 0-d tensor.
+    expect_approximate: `expect` for a simulation that treats several local steps as one, in which a tensor's size is not that of
+            the client's. None if such a simulation needs no other model; `expect` then applies.
     follow: for attacks on all rounds of a client in order: maps (simulated update, simulated state of the defense, known) to the
             expected update of the round and the next state. Before the first round the state is empty. None if the defense has no
             state and its unsent coordinates reveal nothing; `expect` then applies to each round.
     """
 
-    expect: Callable[[Update, ChannelFacts], Update]
+    expect: Expect
     learn: Callable[[Update], ChannelFacts] = _learn_nothing
     noise: Callable[[Update], Tensor] = compute_no_noise
     follow: Follow | None = None
+    expect_approximate: Expect | None = None
+
+    def expect_update(self, update: Update, known: ChannelFacts, *, approximate: bool) -> Update:
+        """Return the expected update after the defense, by `expect_approximate` if `approximate` is set and it is not None."""
+        expect = self.expect_approximate if approximate and self.expect_approximate is not None else self.expect
+        return expect(update, known)
 
     def follow_round(self, update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         """Return the expected update of a round, and the simulated state after it.
@@ -73,9 +84,9 @@ def compose_channels(*channels: Channel) -> Channel:
     if not channels:
         return transparent
 
-    def expect(update: Update, known: ChannelFacts) -> Update:
+    def expect(update: Update, known: ChannelFacts, *, approximate: bool = False) -> Update:
         for i, channel in enumerate(channels):
-            update = channel.expect(update, _select_own(known, i))
+            update = channel.expect_update(update, _select_own(known, i), approximate=approximate)
         return update
 
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
@@ -91,7 +102,13 @@ def compose_channels(*channels: Channel) -> Channel:
     def compute_noise(received: Update) -> Tensor:
         return torch.stack([channel.noise(received) for channel in channels]).sum()
 
-    return Channel(expect, learn, compute_noise, follow if any(channel.follow for channel in channels) else None)
+    return Channel(
+        expect,
+        learn,
+        compute_noise,
+        follow=follow if any(channel.follow for channel in channels) else None,
+        expect_approximate=partial(expect, approximate=True) if any(channel.expect_approximate for channel in channels) else None,
+    )
 
 
 def _select_own(tensors: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:

@@ -7,6 +7,9 @@ from defenses.base import Update
 from defenses.channel import Channel, ChannelFacts, ChannelState, compute_no_noise
 from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 
+APPROXIMATION_ERROR = 0.3
+"""Assumed error of a simulation that treats several local steps as one, relative to each tensor's root mean square."""
+
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
     """Return the attacker's model of `sign`: a soft sign s (1 - max(0, -s u / c)) for received sign s and simulated value u.
@@ -66,20 +69,41 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
     def expect(update: Update, known: ChannelFacts) -> Update:
         return {name: _pull_to_interval(t, known[f"centre/{name}"], known[f"half/{name}"]) for name, t in update.items()}
 
+    def expect_approximate(update: Update, known: ChannelFacts) -> Update:
+        intervals = {name: (known[f"centre/{name}"], known[f"half/{name}"]) for name in update}
+        return {name: _pull_to_scaled_interval(t, *intervals[name]) for name, t in update.items()}
+
     def learn(received: Update) -> ChannelFacts:
         halves = {f"half/{name}": (compute_size(t, "linf") / (2 * levels)).to(t.dtype) for name, t in received.items()}
         return {**{f"centre/{name}": t for name, t in received.items()}, **halves}
 
-    return Channel(expect, learn)
+    return Channel(expect, learn, expect_approximate=expect_approximate)
 
 
-def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
+def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor, share: Tensor | float = 0.0) -> Tensor:
     """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it.
 
-    half: half the width of the interval.
+    half: half the width of the interval. share: share in [0, 1] of the distance within the interval that is added as well.
     """
     difference = values - centre
-    return centre + (difference - difference.clamp(-half, half))
+    return centre + (difference - (1 - share) * difference.clamp(-half, half))
+
+
+def _pull_to_scaled_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
+    """Return the result of `_pull_to_interval` for values of an approximate simulation.
+
+    The values are multiplied by <centre, centre> / <values, centre>, since several local steps on the same examples make another
+    size than one step, and a free size would let the attack shrink the contrast of images until all values lie in the interval
+    around zero. The error of the values is taken as `APPROXIMATION_ERROR` times the root mean square of the centres. Intervals
+    that are wide for this error say only where they end (share 0), narrow intervals are as good as a received value (share 1).
+    """
+    power, overlap = centre.square().sum(), (values * centre).sum()
+    similar = overlap > 1e-3 * power
+    scale = torch.where(similar, power / torch.where(similar, overlap, 1), 1)
+    error = APPROXIMATION_ERROR * centre.square().mean().sqrt()
+    width = half / (3**0.5 * error).clamp(min=torch.finfo(values.dtype).tiny)
+    share = 1 / (1 + width**4)
+    return _pull_to_interval(values * scale, centre, half, share)
 
 
 def qsgd(levels: int, *, norm: Norm = "l2", kappa: float = 1.0) -> Channel:

@@ -5,6 +5,7 @@ converted into a gradient, and converts the result back.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,15 +34,19 @@ def masked(defense: Channel, names: str | Sequence[str]) -> Channel:
     def select_tensors(update: Update) -> dict[str, Tensor]:
         return {name: update[name] for name in choose_names("masked", patterns, update)}
 
+    def expect(update: Update, known: ChannelFacts, *, approximate: bool = False) -> Update:
+        return {**update, **defense.expect_update(select_tensors(update), known, approximate=approximate)}
+
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(select_tensors(update), state, known)
         return {**update, **expected}, after
 
     return Channel(
-        expect=lambda update, known: {**update, **defense.expect(select_tensors(update), known)},
+        expect,
         learn=lambda received: defense.learn(select_tensors(received)),
         noise=lambda received: defense.noise(select_tensors(received)),
         follow=follow if defense.follow else None,
+        expect_approximate=partial(expect, approximate=True) if defense.expect_approximate else None,
     )
 
 
@@ -51,13 +56,18 @@ def in_gradient_units(defense: Channel, learning_rate: float) -> Channel:
     defense: the attacker's model of the inner defense. A gradient is update / (-learning_rate).
     """
 
+    def expect(update: Update, known: ChannelFacts, *, approximate: bool = False) -> Update:
+        expected = defense.expect_update(to_gradient(update, learning_rate), known, approximate=approximate)
+        return to_update(expected, learning_rate)
+
     def follow(update: Update, state: ChannelState, known: ChannelFacts) -> tuple[Update, ChannelState]:
         expected, after = defense.follow_round(to_gradient(update, learning_rate), state, known)
         return to_update(expected, learning_rate), after
 
     return Channel(
-        expect=lambda update, known: to_update(defense.expect(to_gradient(update, learning_rate), known), learning_rate),
+        expect,
         learn=lambda received: defense.learn(to_gradient(received, learning_rate)),
         noise=lambda received: defense.noise(to_gradient(received, learning_rate)) * learning_rate**2,
         follow=follow if defense.follow else None,
+        expect_approximate=partial(expect, approximate=True) if defense.expect_approximate else None,
     )

@@ -146,6 +146,28 @@ def test_channels_compose_from_left_to_right() -> None:
     assert compose_channels(increment, double).expect({"w": torch.tensor(3.0)}, {})["w"].item() == 8
 
 
+def test_wrapped_and_chained_channels_pass_on_whether_the_simulation_is_approximate() -> None:
+    def multiply(factor: float) -> Callable[..., dict[str, torch.Tensor]]:
+        return lambda u, known: {n: factor * t for n, t in u.items()}
+
+    inner = Channel(multiply(2), expect_approximate=multiply(3))
+    increment = Channel(lambda u, known: {n: t + 1 for n, t in u.items()})
+    masked, converted = channels.masked(inner, "w"), channels.in_gradient_units(inner, 0.5)
+    update = {"w": torch.tensor(3.0), "b": torch.tensor(1.0)}
+    for channel, exact, approximate in (
+        (inner, (6, 2), (9, 3)),
+        (masked, (6, 1), (9, 1)),
+        (converted, (6, 2), (9, 3)),
+        (compose_channels(increment, masked, increment), (9, 3), (13, 3)),
+        (increment, (4, 2), (4, 2)),
+    ):
+        for flag, expected in ((False, exact), (True, approximate)):
+            values = channel.expect_update(update, {}, approximate=flag)
+            assert (values["w"].item(), values["b"].item()) == expected
+    assert channels.masked(increment, "w").expect_approximate is None
+    assert compose_channels(increment, increment).expect_approximate is None
+
+
 def test_channels_of_a_chain_keep_what_they_learn_apart() -> None:
     """With more than ten channels, the prefix `1/` must not match `10/`. All learn from the received update."""
 

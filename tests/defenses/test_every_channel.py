@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -28,16 +29,19 @@ def test_a_channel_takes_the_arguments_of_its_defense(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("approximate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec: str, dtype: torch.dtype) -> None:
+def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(
+    spec: str, dtype: torch.dtype, approximate: bool
+) -> None:
     channel, given = DefenseSpec.parse(spec).build_channel(), update(dtype)
     sent = send(spec, given)
     known = channel.learn(sent)
     guess = update(dtype, seed=8)  # the attacker's: not what was sent
-    expected = channel.expect(guess, known)
+    expected = channel.expect_update(guess, known, approximate=approximate)
     assert look(expected) == look(guess)
     assert list(expected) == list(guess)
-    slope = grad(lambda u: sum_of(channel.expect(u, known)))(guess)
+    slope = grad(lambda u: sum_of(channel.expect_update(u, known, approximate=approximate)))(guess)
     assert all(t.isfinite().all() for t in slope.values())
     assert sum(t.abs().sum().item() for t in slope.values()) > 0
     power = channel.noise(sent)
@@ -47,19 +51,22 @@ def test_what_an_attacker_expects_looks_like_the_update_and_has_a_gradient(spec:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_an_all_zero_guess_has_a_finite_gradient(spec: str) -> None:
+@pytest.mark.parametrize("approximate", [False, True])
+def test_an_all_zero_guess_has_a_finite_gradient(spec: str, approximate: bool) -> None:
     channel = DefenseSpec.parse(spec).build_channel()
     nothing = {name: torch.zeros_like(t) for name, t in update().items()}
     for seen in (send(spec, update()), send(spec, nothing), nothing):
         known = channel.learn(seen)
-        slope = grad(lambda u, known=known: sum_of(channel.expect(u, known)))(nothing)
+        slope = grad(lambda u, known=known: sum_of(channel.expect_update(u, known, approximate=approximate)))(nothing)
         assert all(t.isfinite().all() for t in slope.values())
         assert channel.noise(seen).isfinite()
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_vmap_over_updates_equals_a_loop(spec: str) -> None:
+@pytest.mark.parametrize("approximate", [False, True])
+def test_vmap_over_updates_equals_a_loop(spec: str, approximate: bool) -> None:
     channel = DefenseSpec.parse(spec).build_channel()
+    expect = partial(channel.expect_update, approximate=approximate)
     seen = [send(spec, update(torch.float64, seed), seed) for seed in (1, 2, 3)]
     guesses = [update(torch.float64, seed) for seed in (4, 5, 6)]
 
@@ -68,8 +75,8 @@ def test_vmap_over_updates_equals_a_loop(spec: str) -> None:
 
     def pull(guess: Update, received: Update) -> tuple[Update, Update, Tensor]:
         known = channel.learn(received)
-        slope = grad(lambda u: sum_of({n: (t - received[n]).square() for n, t in channel.expect(u, known).items()}))(guess)
-        return channel.expect(guess, known), slope, channel.noise(received)
+        slope = grad(lambda u: sum_of({n: (t - received[n]).square() for n, t in expect(u, known).items()}))(guess)
+        return expect(guess, known), slope, channel.noise(received)
 
     expected, slopes, powers = vmap(pull)(stacked(guesses), stacked(seen))
     for i, (guess, received) in enumerate(zip(guesses, seen, strict=True)):
@@ -87,6 +94,7 @@ def test_a_channel_changes_none_of_its_arguments(spec: str) -> None:
     known = channel.learn(seen)
     known_before = copy.deepcopy(dict(known))
     channel.expect(guess, known)
+    channel.expect_update(guess, known, approximate=True)
     channel.noise(seen)
     assert same(guess, before[0])
     assert same(seen, before[1])

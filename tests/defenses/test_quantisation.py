@@ -183,6 +183,31 @@ def test_the_channel_measures_the_distance_from_the_quantisation_interval() -> N
         assert torch.allclose(expected - sent, torch.full_like(sent, rest) * half)
 
 
+@pytest.mark.parametrize("bits", [3, 8])
+def test_the_channel_of_approximate_simulations_is_free_of_their_size(bits: int) -> None:
+    u = torch.randn(4000, generator=seeded(1), dtype=torch.float64)
+    u[0] = 16.0  # the largest magnitude: wide intervals with 3 bits
+    sent, channel = apply_once(uniform(bits), u), channels.uniform(bits)
+    known = channel.learn({"w": sent})
+
+    def expect(values: torch.Tensor, *, approximate: bool = True) -> torch.Tensor:
+        return channel.expect_update({"w": values}, known, approximate=approximate)["w"]
+
+    for size in (0.01, 1.0, 30.0):
+        assert torch.allclose(expect(size * sent), sent)  # proportional to the message
+        assert torch.allclose(expect(size * u), expect(u))
+    assert not torch.allclose(expect(30 * u, approximate=False), expect(u, approximate=False))
+    scaled = u * sent.square().sum() / (u * sent).sum()
+    half = 8 / (2 ** (bits - 1) - 1)
+    inside = (scaled - sent).abs() <= half
+    rest = expect(u) - sent
+    kept = rest[inside] / (scaled - sent)[inside]
+    assert kept.max() - kept.min() < 1e-6
+    assert kept.mean() < 0.05 if bits == 3 else kept.mean() > 0.95
+    beyond = (scaled - sent)[~inside]
+    assert torch.allclose(rest[~inside], beyond - (1 - kept.mean()) * half * beyond.sign())
+
+
 def test_the_channel_of_sign_is_exact_for_right_signs_and_soft_for_wrong_ones() -> None:
     u = {"a": torch.tensor([1.0, -3.0, 0.0]), "b": torch.tensor([1e-6, -3e-6, 0.0])}
     sent, _ = sign().apply(u, {}, seeded())

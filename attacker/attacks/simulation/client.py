@@ -191,15 +191,23 @@ def convert_to_gradient(update: Mapping[str, Tensor], weights: Weights, training
 
 
 def simulate_channel(
-    channel: Channel, known: ChannelFacts, gradient: Mapping[str, Tensor], weights: Weights, training: Training, steps: int
+    channel: Channel,
+    known: ChannelFacts,
+    gradient: Mapping[str, Tensor],
+    weights: Weights,
+    training: Training,
+    steps: int,
+    *,
+    approximate: bool = False,
 ) -> Gradient:
     """Return the gradient that the server is expected to compute by `convert_to_gradient` from a client's defended update.
 
     gradient: the client's gradient before its defense. channel: the attacker's model of the defense. known: what `channel.learn`
-    returned for the received update.
+    returned for the received update. approximate: whether `gradient` treats several local steps as one.
     """
     update = _convert_to_update(gradient, weights, training, steps)
-    return convert_to_gradient(channel.expect(update, known), weights, training, steps)
+    expected = channel.expect_update(update, known, approximate=approximate)
+    return convert_to_gradient(expected, weights, training, steps)
 
 
 def follow_channel(

@@ -316,11 +316,13 @@ class View(ObservedGradients):
 
     def observe(self, gradient: GradientTensors, row: ProblemRow) -> GradientTensors:
         """Return the gradient of one problem as it would be observed, after the defense and with layer weights applied."""
-        if self.simulation.local_steps == "one_batch":
-            gradient = simulate_one_step(dict(gradient), row.get("weights", self.weights), self.training)
+        weights, one_batch = row.get("weights", self.weights), self.simulation.local_steps == "one_batch"
+        if one_batch:
+            gradient = simulate_one_step(dict(gradient), weights, self.training)
         if self.channel is not transparent:
+            approximate = one_batch and self.steps > 1
             gradient = simulate_channel(
-                self.channel, row["known"], gradient, row.get("weights", self.weights), self.training, self.steps
+                self.channel, row["known"], gradient, weights, self.training, self.steps, approximate=approximate
             )
         return _scale(gradient, row["scale"])
 

@@ -182,6 +182,23 @@ def loss_at(attack: MatchingSettings, case: Case, x: Tensor, y: Tensor) -> Tenso
 
 
 @pytest.mark.parametrize(
+    ("steps", "local_steps", "is_free"), [(1, "one_batch", False), (2, "one_batch", True), (2, "simulated", False)]
+)
+def test_only_steps_treated_as_one_leave_the_size_of_quantised_tensors_free(
+    steps: int, local_steps: Any, is_free: bool, observe: Observe
+) -> None:
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
+    seen = observe(*[(x, y)] * steps, model=LENET, data=data, defense="uniform(3)")
+    seen = replace(seen, num_examples=1, training=replace(seen.training, steps=None, epochs=steps))
+    twice = replace(seen, training=replace(seen.training, learning_rate=2 * seen.training.learning_rate))
+    attack = cpl(distance="cosine", tv=0.0, local_steps=local_steps)
+    loss, of_twice = (float(loss_at(attack, Case((one,)), x, y)) for one in (seen, twice))
+    assert (of_twice == pytest.approx(loss, rel=1e-3)) is is_free
+    assert loss > 1e-3 if is_free else loss < 1e-6
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda tv: cpl(tv=tv, distance="cosine"),
