@@ -3,13 +3,14 @@
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from defenses.registry import Choice, Registry
@@ -134,6 +135,25 @@ def start_drawing(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, StochasticModule):
             module.train()
+
+
+@contextmanager
+def draw_at_random(model: nn.Module, rng: Generator) -> Iterator[None]:
+    """Let the random blocks of `model` draw as in training within a `with` statement; all other modules stay as they are.
+
+    rng: source of the seed of the draws. The state of PyTorch's global generators is restored.
+    """
+    blocks = [module for module in model.modules() if isinstance(module, StochasticModule)]
+    modes = [block.training for block in blocks]
+    with torch.random.fork_rng(enabled=bool(blocks)):
+        if blocks:
+            torch.manual_seed(int(torch.randint(2**31, (), generator=rng)))
+        start_drawing(model)
+        try:
+            yield
+        finally:
+            for block, mode in zip(blocks, modes, strict=True):
+                block.train(mode)
 
 
 def take_penalty(model: nn.Module) -> Tensor | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call, grad, vmap
 
-from defenses.networks import Bottleneck, NetworkSpec, dropout, find_hidden, precode, start_drawing, take_penalty
+from defenses.networks import Bottleneck, NetworkSpec, draw_at_random, dropout, find_hidden, precode, start_drawing, take_penalty
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
 
@@ -167,6 +167,24 @@ def test_dropout_keeps_the_mean_and_zeroes_the_asked_share_where_a_client_trains
     zeros = (torch.stack(kept) == 0).float()
     assert abs(float(zeros.mean()) - 0.3) < 4 * math.sqrt(0.21 / zeros.numel())
     assert torch.equal(model.eval()(X), still)
+
+
+def test_drawing_at_random_is_limited_to_its_block_and_repeatable() -> None:
+    model, x = build_guarded().eval(), torch.ones(2, 4)
+    fixed, state = model(x), torch.get_rng_state()
+
+    def draw(seed: int) -> Tensor:
+        with torch.no_grad(), draw_at_random(model, torch.Generator().manual_seed(seed)):
+            drawn: Tensor = model(x)
+        return drawn
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    assert not torch.equal(draw(1), fixed)
+    with pytest.raises(RuntimeError, match="shapes"), draw_at_random(model, torch.Generator()):
+        model(torch.ones(2, 3))
+    assert torch.equal(model(x), fixed)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_start_drawing_switches_on_the_added_block_and_nothing_else() -> None:

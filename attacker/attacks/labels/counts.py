@@ -1,6 +1,9 @@
 """Estimation of the number of examples of each class (K,) from the gradient of the last layer, the head."""
 
+from collections.abc import Sequence
+
 import torch
+from scipy.optimize import nnls
 from torch import Tensor
 
 
@@ -20,12 +23,19 @@ def round_counts(counts: Tensor, examples: int) -> Tensor:
     return result
 
 
-def count_by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return counts (K,) from the gradient g of the bias: `n * (mean p_c - g_c)`, rounded by `round_counts` to the sum n.
+def choose_most_integer(estimates: Sequence[Tensor], examples: int) -> Tensor:
+    """Return the counts (K,) of the estimate, one of (K,) each, that is nearest to its counts (`round_counts`)."""
+    counts = [round_counts(estimate, examples) for estimate in estimates]
+    errors = [(estimate - c).norm().nan_to_num(nan=torch.inf) for estimate, c in zip(estimates, counts, strict=True)]
+    return counts[int(torch.stack(errors).argmin())]
+
+
+def estimate_by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
+    """Return counts (K,) from the gradient g of the bias, not rounded: `n * (mean p_c - g_c)`.
 
     bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). examples: n.
     """
-    return round_counts(examples * (guess - bias), examples)
+    return examples * (guess - bias)
 
 
 def count_by_impact(sums: Tensor, examples: int) -> Tensor:
@@ -50,22 +60,22 @@ def count_by_impact(sums: Tensor, examples: int) -> Tensor:
     return counts
 
 
-def count_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
-    """Return counts (K,) from one feature vector per class (Ma et al. 2023, iLRG).
+def estimate_by_class_features(rows: Tensor, bias: Tensor, weight: Tensor, offset: Tensor, examples: int) -> Tensor:
+    """Return counts (K,) from one feature vector per class, not rounded (Ma et al. 2023, iLRG).
 
     rows (K, F), bias (K,): gradients of the head's weight and bias. weight (K, F), offset (K,): the head's weight and bias.
     The ratio of row c to entry c of the bias's gradient serves as the features of all examples of class c, from which the
     predicted probabilities of these examples follow. The shares n_c / n, with sum 1, are then fitted to the bias's gradient by
-    least squares, and rounded by `round_counts`. If a probability is not finite, n_c is proportional to max(0, -g_c) instead, g
-    being the bias's gradient.
+    least squares. If a probability is not finite, n_c is -n g_c instead, g being the bias's gradient.
     """
     rows, bias, weight, offset = (t.double() for t in (rows, bias, weight, offset))
     features = rows / torch.where(bias == 0, torch.finfo(bias.dtype).tiny, bias)[:, None]
     p = (features @ weight.T + offset).softmax(dim=1)
     system = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype, device=p.device), torch.ones_like(p[:1])])
     if not torch.isfinite(system).all():
-        return round_counts(-bias, examples)
-    return round_counts(examples * (torch.linalg.pinv(system) @ torch.cat([bias, torch.ones_like(bias[:1])])), examples)
+        return -examples * bias
+    shares: Tensor = torch.linalg.pinv(system) @ torch.cat([bias, torch.ones_like(bias[:1])])
+    return examples * shares
 
 
 def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
@@ -84,6 +94,28 @@ def estimate_bias_gradient(rows: Tensor, features: Tensor) -> Tensor:
     v = mean / floor + basis.T @ (inside / (variance + 1e-3 * floor) - inside / floor)
     estimate: Tensor = rows.double() @ (v / (mean @ v))
     return estimate.to(rows.dtype)
+
+
+def solve_bias_gradient(slope: Tensor, weight: Tensor, guess: Tensor) -> Tensor:
+    """Return the gradient g (K,) that a bias of the head would have, from the loss's derivatives by the head's inputs.
+
+    slope: (F,), the derivatives by the inputs, summed over the examples, which equal weight^T g. The gradient of the bias of a
+    linear layer directly before the head is this sum. weight: of the head, (K, F). guess: estimate of the mean predicted
+    probabilities p (K,).
+
+    With at least as many inputs as classes, g is the solution of least squares. With fewer, many g have these derivatives. Then g
+    is p - c with shares of the classes c >= 0 of the sum 1 that fit best (non-negative least squares), since most classes have no
+    example.
+    """
+    system, target = weight.double().T.cpu(), slope.double().cpu()
+    if len(slope) >= len(weight):
+        solution: Tensor = torch.linalg.lstsq(system, target).solution
+        return solution.to(slope)
+    p = guess.double().cpu()
+    size = float(system.norm()) / len(p) ** 0.5  # typical norm of a column
+    rows = torch.cat([system, torch.full_like(p, size)[None]]), torch.cat([system @ p - target, torch.full_like(p[:1], size)])
+    shares, _ = nnls(*(t.numpy() for t in rows))
+    return (p - torch.from_numpy(shares)).to(slope)
 
 
 def estimate_from_sent_entries(rows: Tensor, features: Tensor) -> Tensor:

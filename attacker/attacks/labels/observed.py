@@ -4,11 +4,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attacker.attacks.gradients.observed import ObservedGradients
+from attacker.attacks.gradients.products import GradientTensors
+from attacker.attacks.labels.counts import solve_bias_gradient
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import Evidence, Head, LabelRule, infer_labels
 from attacker.attacks.labels.step_labels import InferredOrder, can_infer_order, infer_step_order
 from attacker.attacks.linking import HeadFeatures, solve_head_features
 from attacker.attacks.simulation.client import compute_total_step
+from defenses.networks import Bottleneck, draw_at_random
 from fedsim import models
 
 PROBE_COUNT = 64
@@ -59,7 +62,7 @@ def _apply_rule(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.
     if observed.steps > 1 and not observed.defended:
         step_length = compute_total_step(observed.training, observed.steps) * (observed.steps - 1) / (2 * observed.steps)
         weights = {name: w - step_length * (gradient[name] + observed.training.decay * w) for name, w in weights.items()}
-    with torch.no_grad():
+    with torch.no_grad(), draw_at_random(model, rng):
         probes = draw_inputs(observed.data, PROBE_COUNT, rng).to(observed.device)
         features, logits = compute_head_inputs(
             model, observed.data, {**row["buffers"], **weights}, observed.data.normalise(probes)
@@ -67,7 +70,22 @@ def _apply_rule(rule: LabelRule, observed: ObservedGradients, i: int, model: nn.
     weight, bias = models.find_head(model, observed.data)
     head = Head(weights[weight], None if bias is None else weights[bias], features)
     mean_probabilities = models.predict_probabilities(logits).mean(dim=0)
+    slope = None if bias is not None else _find_input_slope(model, head.weight, gradient)
+    if slope is not None:
+        bias = f"{weight}.bias"
+        gradient[bias] = solve_bias_gradient(slope, head.weight, mean_probabilities)
     return rule(Evidence(gradient, weight, bias, observed.count, mean_probabilities, observed.defended, head))
+
+
+def _find_input_slope(model: nn.Module, weight: Tensor, gradient: GradientTensors) -> Tensor | None:
+    """Return the loss's derivatives by the head's inputs (F,), summed over the examples; None if they are not known.
+
+    They are the gradient of the bias of the decoder in PRECODE's block, whose outputs are the inputs of the head.
+    weight: of the head, (K, F). gradient: observed, by parameter name; a gradient of zeros counts as not sent.
+    """
+    blocks = [name for name, module in model.named_modules() if isinstance(module, Bottleneck)]
+    slopes = [gradient[f"{name}.decoder.bias"] for name in blocks if f"{name}.decoder.bias" in gradient]
+    return next((slope for slope in slopes if slope.any() and len(slope) == weight.shape[1]), None)
 
 
 def read_features(observed: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from attacker.attacks.gradients.products import GradientTensors
 from attacker.attacks.labels.counts import (
-    count_by_balance,
-    count_by_class_features,
+    choose_most_integer,
     count_by_impact,
     estimate_bias_gradient,
+    estimate_by_balance,
+    estimate_by_class_features,
     estimate_from_sent_entries,
     round_counts,
 )
@@ -116,15 +117,15 @@ def llg(evidence: Evidence) -> Tensor:
 def ilrg(evidence: Evidence) -> Tensor:
     """Infer labels from the rows of the head's weight gradient, divided by the gradient of its bias (Ma et al. 2023, iLRG).
 
-    Each quotient is taken for the features of all examples of a class, see `count_by_class_features`. If the head has no bias or
-    its gradient was not sent, the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the head.
+    Each quotient is taken for the features of all examples of a class, see `estimate_by_class_features`. If the head has no bias
+    or its gradient was not sent, the gradient that a bias would have is estimated. Raises ValueError if the evidence lacks the
+    head.
     """
     if evidence.head is None:
         raise ValueError("the label rule 'ilrg' needs the weights of the last layer; set Evidence.head, or choose another rule")
     rows = add_negative_logit(evidence.gradient[evidence.weight])
-    return _expand_counts(
-        count_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
-    )
+    counts = estimate_by_class_features(rows, _get_bias_gradient(evidence), *_get_layer(evidence.head), evidence.examples)
+    return _expand_counts(round_counts(counts, evidence.examples))
 
 
 def infer_labels(evidence: Evidence) -> Tensor:
@@ -134,8 +135,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
 
     For n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
     rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
-    expensive (MAX_WORK), the counts are those of iLRG for n < K / 2, otherwise they are computed from the bias's gradient. With a
-    single logit, a fit is made unless a defense may have reduced the norm of the gradient.
+    expensive (MAX_WORK), the counts are computed from the bias's gradient, or for n < K / 2 by iLRG if its estimates are nearer
+    to integers. With a single logit, a fit is made unless a defense may have reduced the norm of the gradient.
 
     Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, this
     gradient is estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
@@ -193,26 +194,28 @@ def _count_by_balance(evidence: Evidence, bias: Tensor) -> Tensor:
         bias = bias / torch.where((share > 0) & (share < 1), share, 1)
     if not torch.isfinite(bias).all() or (guess - bias <= 0).all():  # the gradient is dominated by noise
         return round_counts(guess, evidence.examples)
-    return count_by_balance(bias, guess, evidence.examples)
+    return round_counts(estimate_by_balance(bias, guess, evidence.examples), evidence.examples)
 
 
 def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     """Return the most probable counts (K,) by a fit to the head's gradient.
 
-    The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts of
-    iLRG are returned for fewer than K / 2 examples, otherwise the counts computed from the bias's gradient.
+    The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts are
+    computed from the bias's gradient, or for fewer than K / 2 examples by iLRG if its estimates are nearer to integers.
     """
     rows, bias = add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
         factor = _estimate_scale(bias, evidence.guess, evidence.examples)
         rows, bias = factor * rows, factor * bias
-    balanced = count_by_balance(bias, evidence.guess, evidence.examples)
-    classes = count_by_class_features(rows, bias, *_get_layer(head), evidence.examples)
-    fit = build_head_fit(rows, bias if _is_bias_sent(evidence) else None, *_get_layer(head), head.features, evidence.examples)
+    n = evidence.examples
+    balanced = estimate_by_balance(bias, evidence.guess, n)
+    by_class = estimate_by_class_features(rows, bias, *_get_layer(head), n)
+    fit = build_head_fit(rows, bias if _is_bias_sent(evidence) else None, *_get_layer(head), head.features, n)
     if fit.work > MAX_WORK:
-        return classes if 2 * evidence.examples < len(rows) else balanced
-    calibrated = count_by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), evidence.examples)
-    return find_most_probable(fit, [balanced, calibrated, classes]).to(rows.device)
+        return choose_most_integer([balanced, by_class] if 2 * n < len(rows) else [balanced], n)
+    calibrated = estimate_by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), n)
+    starts = [round_counts(counts, n) for counts in (balanced, calibrated, by_class)]
+    return find_most_probable(fit, starts).to(rows.device)
 
 
 def _has_zero_sum(evidence: Evidence) -> bool:

@@ -30,6 +30,7 @@ from attacker.attacks.simulation.client import choose_simulated_steps, convert_t
 from attacker.attacks.simulation.gradients import build_gradient
 from attacker.attacks.simulation.local_steps import follow_steps
 from attacker.attacks.simulation.step_orders import StepOrder, identify, list_neighbours
+from defenses.networks import StochasticModule
 from defenses.rules import Gradient, Weights
 from fedsim import models
 
@@ -99,13 +100,15 @@ def can_infer_order(observed: ObservedGradients) -> bool:
     """Return whether the order in which a client used its examples can be inferred from its update.
 
     It can if the client trained by SGD, with or without momentum, for 2 to `MAX_SIMULATED_STEPS` steps in whole epochs of at most
-    `MAX_ORDERED_EXAMPLES` examples, with one logit for each class, and if no defense is known.
+    `MAX_ORDERED_EXAMPLES` examples, with one logit for each class, and if no defense is known, nor a network that draws random
+    numbers.
     """
     training, count = observed.training, observed.count
     steps = max(count_ordered_steps(training, count), choose_simulated_steps(training, count))
     several = len(observed.sizes) == observed.steps == steps > 1 and training.loss == "cross_entropy"
     trained = models.find_head(observed.model, observed.data)[0] not in find_frozen(observed.model, training)
-    return several and trained and training.is_linear and not observed.defended
+    draws = any(isinstance(module, StochasticModule) for module in observed.model.modules())
+    return several and trained and training.is_linear and not (observed.defended or draws)
 
 
 def infer_step_order(observed: ObservedGradients, i: int, labels: Tensor, rng: Generator, *, known: bool) -> InferredOrder | None:

@@ -5,12 +5,14 @@ import torch
 from torch import Tensor, nn
 
 from attacker.attacks.labels.counts import (
-    count_by_balance,
-    count_by_class_features,
+    choose_most_integer,
     count_by_impact,
     estimate_bias_gradient,
+    estimate_by_balance,
+    estimate_by_class_features,
     estimate_from_sent_entries,
     round_counts,
+    solve_bias_gradient,
 )
 
 
@@ -37,7 +39,7 @@ def test_useless_counts_give_equal_shares(counts: Tensor) -> None:
 def test_counts_by_balance_of_a_hand_example() -> None:
     # labels 0, 0, 1 of three classes, and p = (1/2, 1/4, 1/4) for all: g = p - (2/3, 1/3, 0)
     p = torch.tensor([1 / 2, 1 / 4, 1 / 4])
-    assert count_by_balance(p - torch.tensor([2 / 3, 1 / 3, 0]), p, 3).tolist() == [2, 1, 0]
+    assert estimate_by_balance(p - torch.tensor([2 / 3, 1 / 3, 0]), p, 3).tolist() == pytest.approx([2, 1, 0], abs=1e-6)
 
 
 def test_counts_by_impact_of_a_hand_example() -> None:
@@ -57,13 +59,41 @@ def test_counts_by_class_features_are_exact_for_nearly_constant_logits(seed: int
     weight, offset = 1e-3 * torch.randn(5, 7, generator=rng), torch.randn(5, generator=rng)  # the mean p is not uniform
     y = torch.tensor([0, 1, 1, 1, 3, 3, 4, 4, 4, 4, 4])
     rows, bias = head_gradient(torch.rand(len(y), 7, generator=rng), y, weight, offset)
-    assert count_by_class_features(rows, bias, weight, offset, len(y)).tolist() == [1, 3, 0, 2, 5]
+    counts = estimate_by_class_features(rows, bias, weight, offset, len(y))
+    assert counts.tolist() == pytest.approx([1, 3, 0, 2, 5], abs=0.1)
 
 
 def test_counts_by_class_features_have_the_right_sum_for_any_gradient() -> None:
     for value in (0.0, torch.nan, torch.inf, 1e30):
-        counts = count_by_class_features(torch.full((3, 4), value), torch.full((3,), value), torch.ones(3, 4), torch.ones(3), 5)
-        assert counts.sum() == 5
+        rows, bias = torch.full((3, 4), value), torch.full((3,), value)
+        counts = estimate_by_class_features(rows, bias, torch.ones(3, 4), torch.ones(3), 5)
+        assert round_counts(counts, 5).sum() == 5
+
+
+def test_estimate_nearest_to_integers_is_chosen() -> None:
+    vague, sharp, infinite = torch.tensor([1.3, 0.2, 1.5]), torch.tensor([0.1, 2.9, 0.0]), torch.full((3,), torch.inf)
+    for estimates in ([vague, sharp], [sharp, vague], [infinite, sharp]):
+        assert choose_most_integer(estimates, 3).tolist() == [0, 3, 0]
+    # Estimates of the right sum can be integers, but not counts.
+    assert choose_most_integer([torch.tensor([5.0, -3.0, 1.0]), vague], 3).tolist() == [1, 0, 2]
+    assert choose_most_integer([infinite], 3).sum() == 3
+
+
+@pytest.mark.parametrize("classes", [5, 7, 40])
+def test_bias_gradient_follows_from_the_derivatives_by_the_inputs_of_the_head(classes: int) -> None:
+    """With fewer inputs than classes (7 and 5 are at most 8, 40 is more), the counts are still found."""
+    rng = torch.Generator().manual_seed(classes)
+    weight, y = 0.1 * torch.randn(classes, 8, generator=rng), torch.tensor([0, 3, 3])
+    features = torch.randn(3, 8, generator=rng).requires_grad_()
+    loss = nn.functional.cross_entropy(features @ weight.T, y)
+    (slope,) = torch.autograd.grad(loss, features)
+    p = (features @ weight.T).softmax(dim=1).mean(dim=0).detach()
+    true = p - torch.bincount(y, minlength=classes) / 3
+    guess = torch.full((classes,), 1 / classes) if classes == 40 else torch.rand(classes, generator=rng)
+    solved = solve_bias_gradient(slope.sum(dim=0), weight, guess)
+    if classes <= 8:
+        assert torch.allclose(solved, true, atol=1e-5)  # whatever the guess
+    assert round_counts(estimate_by_balance(solved, p, 3), 3).tolist() == torch.bincount(y, minlength=classes).tolist()
 
 
 def test_estimated_bias_gradient_is_right_if_one_feature_is_constant() -> None:

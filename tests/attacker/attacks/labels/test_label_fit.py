@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.labels.counts import count_by_balance
+from attacker.attacks.labels.counts import estimate_by_balance, round_counts
 from attacker.attacks.labels.fit import (
     FINE_ERROR,
     HeadFit,
@@ -41,7 +41,7 @@ class Batch:
     def start(self) -> Tensor:
         """Return counts from the bias's gradient, with probabilities estimated from other inputs."""
         guess = (self.others @ self.weight.T + self.offset).softmax(dim=1).mean(dim=0)
-        return count_by_balance(self.bias, guess, len(self.y))
+        return round_counts(estimate_by_balance(self.bias, guess, len(self.y)), len(self.y))
 
     def counts(self) -> Tensor:
         return torch.bincount(self.y, minlength=CLASSES)

@@ -1,6 +1,7 @@
 """Tests of the evidence that label rules get from an observation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,3 +73,22 @@ def test_labels_are_read_although_entries_of_the_bias_were_not_sent(observe: Cal
         total += len(labels)
         right += int(torch.minimum(found.bincount(minlength=10), labels.bincount(minlength=10)).sum())
     assert right / total >= 0.9
+
+
+@pytest.mark.parametrize("classes", [10, 600])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_labels_are_read_behind_precode_although_the_head_has_no_bias(
+    observe: Callable[..., Observation], classes: int, steps: int
+) -> None:
+    """They follow from the gradient of the decoder's bias. The head has 512 inputs, fewer than 600 classes."""
+    model, data = ModelSpec(name="lenet_rog", network="precode()"), DataSpec(shape=(1, 8, 8), num_classes=classes)
+    right = 0
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        batch = torch.rand(4, *data.shape, generator=rng), torch.randint(classes, (4,), generator=rng)
+        seen = observe(*[batch] * steps, model=model, data=data, learning_rate=0.01, seed=seed)
+        seen = replace(seen, num_examples=4, training=replace(seen.training, steps=None, epochs=steps))
+        observed = ObservedGradients([seen], model=build_network(seen), device="cpu")
+        inferred = read_labels(infer_labels, observed, 0, observed.model, rng)
+        right += sum(min(inferred.tolist().count(c), batch[1].tolist().count(c)) for c in set(inferred.tolist()))
+    assert right == 16
