@@ -138,15 +138,21 @@ def infer_labels(evidence: Evidence) -> Tensor:
     expensive (MAX_WORK), the counts are computed from the bias's gradient, or for n < K / 2 by iLRG if its estimates are nearer
     to integers. With a single logit, a fit is made unless a defense may have reduced the norm of the gradient.
 
-    Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, this
-    gradient is estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
+    Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, they are
+    computed from the sums of the rows (LLG), if random inputs have no negative features; otherwise the gradient of the bias is
+    estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used. If all entries of the rows
+    have the same magnitude, because only signs were sent, the counts are computed from the sums of the rows in any case.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
+    if _sends_signs(evidence):
+        return _expand_counts(_count_by_row_sums(evidence))
     if evidence.head is not None and _has_zero_sum(evidence):
         return _expand_counts(_find_most_probable(evidence, evidence.head))
     if evidence.head is None and not _is_bias_sent(evidence):
         return infer_from_rows(evidence)
+    if _has_positive_features(evidence):
+        return _expand_counts(_count_by_row_sums(evidence))
     return _expand_counts(_count_by_balance(evidence, _get_bias_gradient(evidence)))
 
 
@@ -168,6 +174,33 @@ def get_label_rule(name: str) -> LabelRule | None:
             "examples"
         )
     return LABEL_RULES[name]
+
+
+def _count_by_row_sums(evidence: Evidence) -> Tensor:
+    """Return the number of examples of each class, (K,), by LLG from the sums of the rows, which must belong to several logits.
+
+    LLG gives an example to each class with a negative sum first. If there are at least as many examples as classes, or signs were
+    sent, the largest sum is subtracted from all, as if that class had no example: a class with examples has a positive sum if
+    more of them are expected, or if most features are inactive, since gradients of zero are sent as positive signs.
+    """
+    sums = evidence.gradient[evidence.weight].sum(dim=1)
+    is_shifted = evidence.examples >= len(sums) or _sends_signs(evidence)
+    return count_by_impact(sums - sums.max() if is_shifted else sums, evidence.examples)
+
+
+def _sends_signs(evidence: Evidence) -> bool:
+    """Return whether the rows of a head with several logits consist of signs: entries of one magnitude that is not 0."""
+    size = evidence.gradient[evidence.weight].abs()
+    return len(size) > 1 and bool(size.amin() > 0) and torch.allclose(size.amin(), size.amax())
+
+
+def _has_positive_features(evidence: Evidence) -> bool:
+    """Return whether the labels can be read from the row sums: the head has several logits, no bias whose gradient was sent, and
+    for random inputs no negative features, as behind ReLU.
+    """
+    if evidence.head is None or len(evidence.head.weight) == 1 or _is_bias_sent(evidence):
+        return False
+    return bool((evidence.head.features >= 0).all())
 
 
 def _infer_one_label(evidence: Evidence) -> Tensor:
@@ -201,7 +234,8 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     """Return the most probable counts (K,) by a fit to the head's gradient.
 
     The gradient is first scaled up if a defense may have reduced its norm. If the fit is too expensive (MAX_WORK), the counts are
-    computed from the bias's gradient, or for fewer than K / 2 examples by iLRG if its estimates are nearer to integers.
+    computed from the bias's gradient, or for fewer than K / 2 examples by iLRG if its estimates are nearer to integers. If no
+    gradient of a bias was sent and features are not negative, they are then those of LLG.
     """
     rows, bias = add_negative_logit(evidence.gradient[evidence.weight]), _get_bias_gradient(evidence)
     if evidence.shortened:
@@ -211,6 +245,8 @@ def _find_most_probable(evidence: Evidence, head: Head) -> Tensor:
     balanced = estimate_by_balance(bias, evidence.guess, n)
     by_class = estimate_by_class_features(rows, bias, *_get_layer(head), n)
     fit = build_head_fit(rows, bias if _is_bias_sent(evidence) else None, *_get_layer(head), head.features, n)
+    if fit.work > MAX_WORK and _has_positive_features(evidence):
+        return _count_by_row_sums(evidence)
     if fit.work > MAX_WORK:
         return choose_most_integer([balanced, by_class] if 2 * n < len(rows) else [balanced], n)
     calibrated = estimate_by_balance(bias, torch.full_like(evidence.guess, 1 / len(rows)), n)

@@ -92,3 +92,21 @@ def test_labels_are_read_behind_precode_although_the_head_has_no_bias(
         inferred = read_labels(infer_labels, observed, 0, observed.model, rng)
         right += sum(min(inferred.tolist().count(c), batch[1].tolist().count(c)) for c in set(inferred.tolist()))
     assert right == 16
+
+
+@pytest.mark.parametrize("count", [3, 6])
+@pytest.mark.parametrize("defense", ["sign()", "top_k(0.2)", "qsgd(3)", "rog_uniform(3)"])
+def test_labels_are_read_behind_defenses_although_the_head_has_no_bias(
+    observe: Callable[..., Observation], defense: str, count: int
+) -> None:
+    """They follow from the sums of the head's rows, since features are not negative."""
+    model, data = ModelSpec(name="lenet_rog"), DataSpec(shape=(1, 8, 8), num_classes=4)
+    right = 0
+    for seed in range(8):
+        x = torch.rand(count, *data.shape, generator=torch.Generator().manual_seed(seed))
+        y = torch.tensor([0, 1, 1, 3, 3, 3])[:count]
+        seen = observe((x, y), model=model, data=data, defense=defense, seed=seed)
+        observed = ObservedGradients([seen], model=build_network(seen), device="cpu")
+        inferred = read_labels(infer_labels, observed, 0, observed.model, torch.Generator().manual_seed(seed)).tolist()
+        right += sum(min(inferred.count(c), y.tolist().count(c)) for c in range(4))
+    assert right >= 0.9 * 8 * count
