@@ -37,12 +37,11 @@ MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
 gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
 searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
 MAX_UNLIKELY_ORDERED, MIN_LIKELY_ORDERED = 0.1, 0.9
-"""Confidences between which an answer in an assumed order of the client's examples is undecided. No such client was calibrated.
-On the tuning part (CPL's LeNet, four images in batches of two), 15 of 16 images above are recovered, and 4 of 16 from 0.4 to
-0.75. In other apps, images with less than 0.5 were recovered as well."""
+"""Confidences between which an answer in an assumed order of the client's examples is undecided, unless its curve was fitted to
+such answers (route `INFERRED_ORDER`). Answers in a fixed order, to table rows and of several rounds were not calibrated."""
 UNCALIBRATED_ORDER = (
-    "whose client used its examples in an inferred order; no such client was calibrated, and probabilities between "
-    f"{MAX_UNLIKELY_ORDERED:.0%} and {MIN_LIKELY_ORDERED:.0%} were too high for some of them, and too low for others"
+    "which were searched for in an assumed order of the client's examples; no such answer was calibrated, and probabilities "
+    f"between {MAX_UNLIKELY_ORDERED:.0%} and {MIN_LIKELY_ORDERED:.0%} may be too high or too low"
 )
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_UNEXPLAINED_COLOUR = 0.01

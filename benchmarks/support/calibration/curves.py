@@ -21,7 +21,7 @@ from support.calibration.grid import CELLS
 from support.contract import Options, ResultRow
 from support.splits import DATA_FILES, count_part
 
-from attacker.attacks.confidence.curves import CALIBRATION_FILE, MIN_PROBABILITY, get_curve_family
+from attacker.attacks.confidence.curves import CALIBRATION_FILE, INFERRED_ORDER, MIN_PROBABILITY, get_curve_family
 from attacker.scoring.statistics import Floats
 
 ANSWERS_FILE = Path(__file__).parents[3] / "build" / "confidence.jsonl"
@@ -44,6 +44,7 @@ ROUTE_FEATURES: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("optimisation", "rows"): ("misfit", "error", "step", "outside", "examples"),
     ("optimisation from a closed form", "images"): SEARCH_FEATURES,
     ("joint over rounds", "images"): (*SEARCH_FEATURES, "linked"),
+    (INFERRED_ORDER, "images"): ("error", "alike", "roughness"),
     ("linear", "images"): ("misfit", "doubt", "outside"),
     ("linear", "rows"): ("misfit", "doubt", "outside"),
     ("layers", "images"): ("misfit", "doubt", "outside"),
@@ -54,14 +55,19 @@ ROUTES_FITTED_WITH_SEARCHES = ("optimisation from a closed form", "joint over ro
 """Routes with few answers of their own. Answers of plain searches are added to their fit, each with a weight of one third."""
 RANGE_CHECKED_FEATURES = ("examples", "drift")
 """Evidence for which the range in the fit is stored with the curve."""
+UNLIMITED_ROUTES = (INFERRED_ORDER,)
+"""Routes whose evidence is not clamped to MIN_EVIDENCE and MAX_EVIDENCE. Their recovered images have expected errors of 1e-4 to
+1e-8, and those that are not recovered of 1e-1 to 1e-5."""
 MAX_DECIDED_EVIDENCE: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("linear", "rows"): {"misfit": -2.5},
+    (INFERRED_ORDER, "images"): {"outside": -4.9},
 }
 """Dict from route and kind of data to the largest value of a feature; answers above it are reported as undecided.
 
 Above it, the share of right answers differs so much between settings that no curve predicts it.
 
-Of the linear answers with a larger misfit, between 0 and 60 % were right, depending on network, data set and defense.
+Of the linear answers with a larger misfit, between 0 and 60 % were right, depending on network, data set and defense. No answer in
+an inferred order had values outside [0, 1].
 """
 UNDECIDED_BANDS = ((0.5, 0.5), (0.4, 0.6), (0.3, 0.7), (0.2, 0.8), (0.1, 0.9))
 """Intervals of probabilities that a curve may report as undecided, from the narrowest to the widest."""
@@ -89,11 +95,16 @@ def fit_confidence(options: Options) -> tuple[list[ResultRow], ResultRow]:
         records = [record for line in ANSWERS_FILE.read_text().splitlines() for record in json.loads(line)]
     curves = [curve for key in ROUTE_FEATURES if (curve := fit_route(records, *key)) is not None]
     if not options.quick:
-        CALIBRATION_FILE.write_text(
-            json.dumps({"fitted by": "benchmarks/tuning.py confidence", "curves": curves}, indent=1) + "\n"
-        )
+        write_curves(curves)
     shown = ("route", "data", "answers", "recovered", "unsure")
     return [{key: curve[key] for key in shown} for curve in curves], {"curves": len(curves)}
+
+
+def write_curves(curves: Sequence[ResultRow]) -> None:
+    """Write entries of calibration.json in place of those of the same routes and data; other entries stay as they are."""
+    known = json.loads(CALIBRATION_FILE.read_text())
+    entries = {(curve["route"], curve["data"]): curve for curve in (*known["curves"], *curves)}
+    CALIBRATION_FILE.write_text(json.dumps({**known, "curves": list(entries.values())}, indent=1) + "\n")
 
 
 def _record_answers(options: Options) -> None:
@@ -153,7 +164,8 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
     x = _stack_evidence(own, features).reshape(len(y), len(features))
-    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in EVIDENCE_BOUNDS)) if features else x
+    clamped = bool(features) and route not in UNLIMITED_ROUTES
+    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in EVIDENCE_BOUNDS)) if clamped else x
     low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
     weights, intercept = fit_logistic(x, y, features, count)
     unsure = (0.5, 0.5)
