@@ -55,9 +55,10 @@ ROUTES_FITTED_WITH_SEARCHES = ("optimisation from a closed form", "joint over ro
 """Routes with few answers of their own. Answers of plain searches are added to their fit, each with a weight of one third."""
 RANGE_CHECKED_FEATURES = ("examples", "drift")
 """Evidence for which the range in the fit is stored with the curve."""
-UNLIMITED_ROUTES = (INFERRED_ORDER,)
-"""Routes whose evidence is not clamped to MIN_EVIDENCE and MAX_EVIDENCE. Their recovered images have expected errors of 1e-4 to
-1e-8, and those that are not recovered of 1e-1 to 1e-5."""
+INFERRED_ORDER_MIN_EVIDENCE = {"roughness": -1.1}
+"""Limits of the route INFERRED_ORDER in place of MIN_EVIDENCE. Its recovered images have expected errors of 1e-4 to 1e-8, and
+others of 1e-1 to 1e-5. Images that are smoother than nearly all photographs are not surer: some failed searches return images of
+one colour."""
 MAX_DECIDED_EVIDENCE: Mapping[tuple[str, str], Mapping[str, float]] = {
     ("linear", "rows"): {"misfit": -2.5},
     (INFERRED_ORDER, "images"): {"outside": -4.9},
@@ -167,8 +168,8 @@ def fit_route(records: Sequence[ResultRow], route: str, kind: str) -> ResultRow 
     count = np.array([1.0 if get_curve_family(r["route"]) == route else 1 / 3 for r in own for _ in r["recovered"]])
     kind_of = np.array([r["cell"]["network"] + r["cell"]["data"] + r["cell"]["defense"] for r in own for _ in r["recovered"]])
     x = _stack_evidence(own, features).reshape(len(y), len(features))
-    clamped = bool(features) and route not in UNLIMITED_ROUTES
-    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in EVIDENCE_BOUNDS)) if clamped else x
+    bounds = ((INFERRED_ORDER_MIN_EVIDENCE, -np.inf), ({}, np.inf)) if route == INFERRED_ORDER else EVIDENCE_BOUNDS
+    x = x.clip(*([limits.get(name, end) for name in features] for limits, end in bounds)) if features else x
     low, high = (x.min(axis=0), x.max(axis=0)) if len(features) else (x[0], x[0])
     weights, intercept = fit_logistic(x, y, features, count)
     unsure = (0.5, 0.5)

@@ -34,8 +34,6 @@ NETWORKS: Mapping[Part, Sequence[tuple[str, Mapping[str, Any]]]] = {
 DATA = ("cifar10", "cifar10", "lfw", "lfw", "cifar100", "mnist")
 SIZES = ((4, 2), (4, 2), (4, 2), (6, 3), (6, 3), (8, 4), (10, 5), (4, 1), (6, 2), (8, 2))
 """Number of images of a client, and its batch size."""
-FEWER_OR_MORE = ((2, 1), (2, 1), (3, 1), (12, 6), (12, 4), (16, 8))
-"""Further such numbers."""
 RATES, EVALUATIONS = (0.01, 0.03, 0.05, 0.1, 0.1), (600, 1200, 1200, 2400, 2400, 4800)
 MAX_WHOLE_EFFORT = 15_000
 """Largest number of evaluations times images for images of 32x32; other searches of these have fewer evaluations."""
@@ -44,25 +42,18 @@ MAX_WHOLE_EFFORT = 15_000
 class Draw(NamedTuple):
     """A draw of cells with a fixed seed.
 
-    count: number of cells. skip: number of examples of each data set to leave out. most: largest number of evaluations. sizes:
-    numbers of images and batch sizes.
+    count: number of cells. skip: number of examples of each data set to leave out. most: largest number of evaluations.
     """
 
     seed: int
     count: int
     skip: int
     most: int
-    sizes: Sequence[tuple[int, int]] = SIZES
 
 
 DRAWS: Mapping[Part, Sequence[Draw]] = {
-    "tuning": (
-        Draw(101, 8, 150, 4800),
-        Draw(102, 24, 300, 1200),
-        Draw(104, 24, 600, 1200),
-        Draw(105, 10, 400, 1200, FEWER_OR_MORE),
-    ),
-    "validation": (Draw(200, 20, 0, 2400), Draw(201, 20, 90, 2400), Draw(205, 10, 160, 1200, FEWER_OR_MORE)),
+    "tuning": (Draw(101, 8, 150, 4800), Draw(102, 24, 300, 1200), Draw(104, 24, 600, 1200)),
+    "validation": (Draw(200, 20, 0, 2400), Draw(201, 20, 90, 2400)),
 }
 RESAMPLES = 1000
 
@@ -78,7 +69,7 @@ def draw_cells(part: Part) -> Iterator[tuple[int, Cell, int]]:
 
 
 def _draw_cell(rng: Random, draw: Draw, network: str, arguments: Mapping[str, Any]) -> Cell:
-    data, (images, batch) = rng.choice(DATA), rng.choice(draw.sizes)
+    data, (images, batch) = rng.choice(DATA), rng.choice(SIZES)
     steps = images // batch
     epochs = rng.choice((1, 1, 2)) if 2 * steps <= 4 else 1
     momentum, rate, evaluations = rng.choice((0.0, 0.0, 0.9)), rng.choice(RATES), min(rng.choice(EVALUATIONS), draw.most)

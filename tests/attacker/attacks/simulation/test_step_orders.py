@@ -145,6 +145,27 @@ def test_probabilities_from_10_to_90_percent_are_undecided_in_a_fixed_order_alon
         assert bool(found.confidence.isnan().all()) == noted or probability >= 0.5
 
 
+@pytest.mark.usefixtures("orders_inferred_once")
+@pytest.mark.parametrize("contrast", [0.2, 1.0])
+def test_images_of_one_colour_are_never_likely_in_an_inferred_order(
+    observe: Observe, monkeypatch: pytest.MonkeyPatch, contrast: float
+) -> None:
+    x = draw_images(4)
+    x[0] = 0.5 + contrast * (x[0] - 0.5)
+    case = Case((observe_batches(observe, x, torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+
+    def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.full_like(explained, 0.95), explained, found)
+
+    monkeypatch.setattr(estimates, "judge", judge)
+    (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
+    assert measure_error(found, x) < 0.01
+    smooth = int(found.y.tolist().index(2))
+    undecided = [smooth] if contrast < 1 else []
+    assert found.confidence.isnan().nonzero().flatten().tolist() == undecided
+    assert any("of one colour" in note for note in found.notes) == bool(undecided)
+
+
 def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
     case = Case((observe_batches(observe, x, y, ((0, 3), (2, 1))),))
