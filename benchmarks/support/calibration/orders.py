@@ -53,7 +53,7 @@ class Draw(NamedTuple):
 
 DRAWS: Mapping[Part, Sequence[Draw]] = {
     "tuning": (Draw(101, 8, 150, 4800), Draw(102, 24, 300, 1200), Draw(104, 24, 600, 1200)),
-    "validation": (Draw(200, 20, 0, 2400), Draw(201, 20, 90, 2400)),
+    "validation": (Draw(200, 15, 0, 2400), Draw(201, 10, 90, 2400)),
 }
 RESAMPLES = 1000
 
