@@ -39,7 +39,7 @@ MAX_WHOLE_EFFORT = 15_000
 """Largest number of evaluations times images for images of 32x32; other searches of these have fewer evaluations."""
 
 
-class Draw(NamedTuple):
+class CellDraw(NamedTuple):
     """A draw of cells with a fixed seed.
 
     count: number of cells. skip: number of examples of each data set to leave out. most: largest number of evaluations.
@@ -51,9 +51,9 @@ class Draw(NamedTuple):
     most: int
 
 
-DRAWS: Mapping[Part, Sequence[Draw]] = {
-    "tuning": (Draw(101, 8, 150, 4800), Draw(102, 24, 300, 1200), Draw(104, 24, 600, 1200)),
-    "validation": (Draw(200, 15, 0, 2400), Draw(201, 10, 90, 2400)),
+DRAWS: Mapping[Part, Sequence[CellDraw]] = {
+    "tuning": (CellDraw(101, 8, 150, 4800), CellDraw(102, 24, 300, 1200), CellDraw(104, 24, 600, 1200)),
+    "validation": (CellDraw(200, 15, 0, 2400), CellDraw(201, 10, 90, 2400)),
 }
 RESAMPLES = 1000
 
@@ -68,7 +68,7 @@ def draw_cells(part: Part) -> Iterator[tuple[int, Cell, int]]:
             taken[cell.data] += cell.examples
 
 
-def _draw_cell(rng: Random, draw: Draw, network: str, arguments: Mapping[str, Any]) -> Cell:
+def _draw_cell(rng: Random, draw: CellDraw, network: str, arguments: Mapping[str, Any]) -> Cell:
     data, (images, batch) = rng.choice(DATA), rng.choice(SIZES)
     steps = images // batch
     epochs = rng.choice((1, 1, 2)) if 2 * steps <= 4 else 1
