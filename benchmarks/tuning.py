@@ -7,6 +7,7 @@
     features             the assumed smoothness of images, on batches of the LeNet
     give_up              losses early in searches that succeed and that fail
     confidence           the calibration curves of confidence, fitted to answers of attacks on many networks
+    confidence_of_orders the curve of clients with several local batches whose order is inferred, checked on the validation part
 
 In the first four tables, every row is one setting of a grid. The chosen presets are in attacker/attacks/presets.toml, and the
 reasons in benchmarks/results/tuning-*.md. `--quick` runs a corner of each grid, and neither lists the images in tuned.json nor
@@ -22,6 +23,7 @@ from support.attacked import PUBLISHED_SEARCH, match_examples, match_images, run
 from support.calibration import networks
 from support.calibration.curves import fit_confidence
 from support.calibration.give_up import measure_early_losses
+from support.calibration.orders import fit_order_confidence
 from support.contract import Options, TableAndSummary, run_selected_table
 from support.cpl.cases import Originals, make_batch_cases
 from support.single_cases import make_client
@@ -241,6 +243,7 @@ TABLES: dict[str, Callable[[Options], TableAndSummary]] = {
     "features": measure_beliefs,
     "give_up": measure_early_losses,
     "confidence": fit_confidence,
+    "confidence_of_orders": fit_order_confidence,
 }
 
 

@@ -3,7 +3,7 @@
 Recovered means close enough to the original, as `attacker.scoring.metrics.is_recovered` decides with the original at hand.
 """
 
-from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
+from attacker.attacks.confidence.curves import INFERRED_ORDER, estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import MIN_LIKELY, doubt_likely, is_standardised
 from attacker.attacks.confidence.estimates import (
     MIN_CERTIFIED_STAYS,
@@ -18,6 +18,7 @@ from attacker.attacks.confidence.evidence import SearchAnswer, SimulatedObservat
 from attacker.attacks.confidence.normalisations import WOULD_FILL, OtherNormalisation, find_other_normalisation
 
 __all__ = [
+    "INFERRED_ORDER",
     "MIN_CERTIFIED_STAYS",
     "MIN_LIKELY",
     "WOULD_FILL",

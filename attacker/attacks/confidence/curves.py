@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 CALIBRATION_FILE = Path(__file__).with_name("calibration.json")
+INFERRED_ORDER = "optimisation in an inferred order"
+"""Route of searches for images that simulate local steps in an order which was inferred from a single update."""
 MIN_PROBABILITY = 0.005
 """Smallest probability that is returned; the largest is 1 - MIN_PROBABILITY, as the calibration has too few extreme answers."""
 
@@ -24,6 +26,7 @@ OTHER_LOSS = (
 FACT_WORDS = {
     "examples": ("a number of examples", 2.0),
     "drift": ("a change of the gradient over the local steps, as a share of its power,", 10.0),
+    "outside": ("a mean squared distance of values to [0, 1]", 10.0),
     "misfit": ("an unexplained share of the gradient's power", 10.0),
 }
 """Names of features in `Curve.facts`, in words, and the base of their logarithm (`FEATURE_NAMES`)."""

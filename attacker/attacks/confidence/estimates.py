@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from attacker.attacks.confidence.curves import estimate_probabilities, find_curve
+from attacker.attacks.confidence.curves import INFERRED_ORDER, estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
     MAX_SCALED_MISFIT,
@@ -37,6 +37,7 @@ from attacker.attacks.confidence.evidence import (
     fit_factor,
     measure_appearance,
     measure_curvature,
+    measure_likeness,
     measure_outside,
 )
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, EARLY_CG_ITERATIONS
@@ -100,7 +101,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, and for images that look
     complete by another common normalisation, and not by the stated one (`find_other_normalisation`). A smaller one becomes
     undecided if the answer explains the gradient but for a factor (`_doubt_scale`). If the answer rests on an assumed order of
-    the client's examples, all between MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED are undecided.
+    the client's examples, all between MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED are undecided, unless its route has a curve for
+    such answers (`INFERRED_ORDER`).
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -118,6 +120,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     }
     evidence = {name: value.detach().cpu().float().expand(examples) for name, value in everywhere.items()}
     evidence |= measure_appearance(x[:examples].cpu(), found.data) | {"linked": found.linked[:examples]}
+    if found.data.is_image:
+        evidence["alike"] = measure_likeness(x[:examples].detach(), found.labels[:examples]).cpu()
     curve = find_curve(route, is_image=found.data.is_image)
     if curve is not None and (reason := curve.explain_unfitted_facts(evidence)):
         return build_undecided(examples, reason, explained, evidence)
@@ -139,7 +143,7 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         notes += reasons
     confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
     judged = replace(judged, confidence=confidence, notes=(*notes, *reasons))
-    if found.ordered:
+    if found.ordered and route != INFERRED_ORDER:
         between = (confidence > MAX_UNLIKELY_ORDERED) & (confidence < MIN_LIKELY_ORDERED)
         judged = _mark_undecided(judged, between, UNCALIBRATED_ORDER)
     return judged if float(noise) else _doubt_scale(judged, found, float(missed))

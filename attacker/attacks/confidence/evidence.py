@@ -19,9 +19,11 @@ MAX_EXACT_MISFIT = 1e-10
 """Share of a gradient's power below which differences are rounding errors of float32."""
 INSIDE = 1e-5
 """Mean squared distance to [0, 1] that is added to that of an image, whose logarithm is the feature `outside`."""
+SAME = 1e-4
+"""Mean squared distance that is added to that between two images, whose logarithm is the feature `alike`."""
 MIN_EQUAL_SHARE = 0.9
 """Smallest share of the entries of an update with the largest magnitude of their tensor to take it for signs."""
-FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "linked", "doubt")
+FEATURE_NAMES = ("misfit", "drift", "examples", "equations", "error", "step", "outside", "roughness", "alike", "linked", "doubt")
 """Names of the features from which confidence may be estimated. All but `examples` and `linked` are decimal logarithms.
 
 misfit:    share of the gradients' power that is not explained, beyond known noise.
@@ -31,6 +33,7 @@ equations: number of gradient entries that were sent, per value that is searched
 error:     expected squared error of pixels under the Laplace approximation of the posterior.
 step:      mean squared change that another Gauss-Newton step would make.
 outside, roughness: mean squared distance to [0, 1], and total variation.
+alike:     mean squared distance to the nearest other image of the answer with the same label; 1 if there is none.
 doubt:     1 minus the certainty in [0, 1] that a closed form states for the example (`ClosedFormAnswer.stays`).
 examples:  binary logarithm of the number of examples.
 linked:    certainty of the links between rounds, in [0, 1].
@@ -61,6 +64,7 @@ class SearchAnswer:
     """The result of a search for one case, with the data from which confidence is estimated.
 
     x:           all examples that were searched for; if local epochs are simulated separately, one copy of each per epoch.
+    labels:      label of each row of x.
     examples:    number of examples without these copies; the examples themselves are the first rows of x.
     compared:    the observations of the case.
     data, model: the data specification and the network.
@@ -75,10 +79,12 @@ class SearchAnswer:
                  other cases.
     adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
     ordered: whether the answer rests on an assumed order in which the client used its examples in several local steps.
+    inferred: whether this order was found by comparing simulated updates with the observed one.
     until: time on the clock `perf_counter` after which the curvature of the gradient is not computed any further.
     """
 
     x: Tensor
+    labels: Tensor
     examples: int
     compared: Sequence[SimulatedObservation]
     data: DataSpec
@@ -91,6 +97,7 @@ class SearchAnswer:
     drift: Callable[[], Tensor]
     adaptive: bool = False
     ordered: bool = False
+    inferred: bool = False
     until: float = math.inf
 
 
@@ -185,3 +192,16 @@ def measure_appearance(x: Tensor, data: DataSpec) -> dict[str, Tensor]:
 def measure_outside(x: Tensor) -> Tensor:
     """Return the mean squared distance of the values of each of N examples x (N, *shape) to [0, 1], (N,)."""
     return (x - x.clamp(0, 1)).flatten(1).square().mean(dim=1)
+
+
+def measure_likeness(x: Tensor, labels: Tensor) -> Tensor:
+    """Return the feature `alike` of N images x (N, *shape) with these labels (N,), a decimal logarithm (N,).
+
+    It is 0 for an image that is the only one with its label. Searches mix images with equal labels: an update shows the sum of
+    these far better than the differences between them, and two mixtures are more alike than two images.
+    """
+    values = x.nan_to_num().clamp(0, 1).flatten(1).double()
+    apart = torch.cdist(values, values).square() / values.shape[1]
+    others = (labels[:, None] == labels) & ~torch.eye(len(x), dtype=torch.bool, device=x.device)
+    nearest = apart.masked_fill(~others, torch.inf).amin(dim=1)
+    return torch.log10((nearest + SAME).clamp(max=1)).float()

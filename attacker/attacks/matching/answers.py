@@ -10,6 +10,7 @@ from torch import Generator, Tensor
 
 from attacker.attacks.cases import Case, seed_generator
 from attacker.attacks.confidence import (
+    INFERRED_ORDER,
     ConfidenceEstimates,
     SearchAnswer,
     SimulatedObservation,
@@ -70,7 +71,7 @@ def build_answer(
         evaluations=best.evaluations,
         restarts=best.restarts,
         seconds=seconds + perf_counter() - started,
-        route=_name_route(batch, best),
+        route=_name_route(batch, best, fitted[0]),
         attack=batch.attack.name,
         oracles=_list_oracles(batch, case),
         seed=rng.initial_seed(),
@@ -121,7 +122,7 @@ def _judge(
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
-    route = "joint over rounds" if len(fitted[0].views) > 1 else _name_route(batch, best)
+    route = "joint over rounds" if len(fitted[0].views) > 1 else _name_route(batch, best, fitted[0])
     try:
         return judge_search(replace(_describe_search(batch, i, best, fitted, rng, examples), until=until), route)
     except KeyboardInterrupt:
@@ -141,6 +142,7 @@ def _describe_search(
     x, y = (t.detach() for t in batch.decode_case(i, best.z, best.labels))
     return SearchAnswer(
         x=x,
+        labels=y.argmax(dim=1) if y.ndim == 2 else y,
         examples=examples,
         compared=tuple(_build_comparison(view, fitted[1], y, best.z) for view in fitted[0].views),
         data=batch.data,
@@ -153,6 +155,7 @@ def _describe_search(
         drift=partial(_measure_drift, *fitted, x, y, best.z),
         adaptive=batch.cases[i].observations[0].training.optimiser != "sgd",
         ordered=fitted[0].simulates_parts,
+        inferred=fitted[0].in_inferred_order,
     )
 
 
@@ -215,10 +218,13 @@ def _unweigh(gradient: GradientTensors, row: ProblemRow) -> dict[str, Tensor]:
     return {name: g / scale[name].clamp(min=1e-12) if name in scale else g for name, g in compared.items()}
 
 
-def _name_route(batch: CaseBatch, best: BestResult) -> str:
+def _name_route(batch: CaseBatch, best: BestResult, fitted: CaseBatch) -> str:
+    """Return the method of a search. batch: that of the search. fitted: the batch whose simulated gradients were fitted."""
     if not batch.attack.sees_gradient:
         return "prior alone"
-    return "optimisation from a closed form" if best.from_warm_start else "optimisation"
+    if best.from_warm_start:
+        return "optimisation from a closed form"
+    return INFERRED_ORDER if fitted.in_inferred_order and len(fitted.views) == 1 and batch.data.is_image else "optimisation"
 
 
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ class CaseBatch:
                other settings. A search makes as many times fewer iterations.
     ordered_steps: number of local steps whose order of examples a polish searches for, see `Simulation.count_ordered_steps`; 1 if
                it does not.
+    in_inferred_order: whether local steps are simulated in orders that were inferred from the updates (`set_orders`).
     count:     number V of examples that are searched for per case, including their copies for the local epochs.
     links:     for each case, which of these examples is at which position of each observation.
     epochs:    number of local epochs, each of which has its own copies of the examples; 1 if the epochs share them.
@@ -72,6 +73,7 @@ class CaseBatch:
         self.ordered_steps = attack.simulation.count_ordered_steps(observations, self.model)
         attack = replace(attack, simulation=attack.simulation.adapt_to(observations, self.model), prior=prior)
         self.attack, self.cases = attack, cases
+        self.in_inferred_order = False
         self.data = first.data
         self.compares_logits = bool(attack.labels.agreement and attack.sees_gradient) and all(
             case.known_logits is not None for case in cases
@@ -154,6 +156,7 @@ class CaseBatch:
 
     def set_orders(self, orders: Sequence[Sequence[StepOrder]]) -> None:
         """Simulate the local steps of clients with these orders of their examples, one for each case and observation."""
+        self.in_inferred_order = True
         for o, view in enumerate(self.views):
             view.set_order([case_orders[o] for case_orders in orders])
 

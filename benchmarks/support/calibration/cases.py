@@ -36,6 +36,7 @@ class Cell:
     data:   an image data set by its name in `splits.DATA_FILES`, one of `TABULAR_DATA_SETS`, or "noise" for random pixels.
     batch, rate: batch size and learning rate of the client. steps: number of local steps, each on a batch of its own.
     epochs: if above 0, the client trains on these batches for this number of epochs, in reverse order in every second epoch.
+    shuffled: whether each epoch has new batches of the same examples instead, in a random order. momentum: of the client.
     warm:   number of steps on other examples that the global weights have taken before the attacked training.
     rounds: if above 1, an even number of rounds of a case, each with one batch. There are half as many batches as
             rounds, so that each batch is used twice.
@@ -55,6 +56,8 @@ class Cell:
     batch: int = 1
     steps: int = 1
     epochs: int = 0
+    shuffled: bool = False
+    momentum: float = 0.0
     rate: float = 1.0
     warm: int = 0
     rounds: int = 1
@@ -177,7 +180,7 @@ def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], 
         models.admit(cell.network)
     own = make_client(cell.network, data.data, seed=options.seed, arguments=cell.arguments, loss=_choose_loss(cell))
     own = replace(own, training=_make_training(cell), weights=_train_weights(cell, own, options))
-    made, truth = [], []
+    made, truth, rng = [], [], torch.Generator().manual_seed(options.seed)
     for i in range(cell.cases):
         at = slice(i * cell.examples, (i + 1) * cell.examples)
         batches = list(zip(data.x[at].split(cell.batch), data.y[at].split(cell.batch), strict=True))
@@ -185,7 +188,7 @@ def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], 
         case = (
             _make_rounds(cell, own, batches, key)
             if cell.rounds > 1
-            else own.make_case(_list_passes(cell, batches), key, cell.defense)
+            else own.make_case(_list_passes(cell, batches, rng), key, cell.defense)
         )
         made.append(_change_count(case, cell.claimed) if cell.claimed else case)
         truth.append(data.x[at])
@@ -203,10 +206,20 @@ def _choose_loss(cell: Cell) -> str:
 
 def _make_training(cell: Cell) -> Training:
     several: dict[str, Any] = {"epochs": cell.epochs} if cell.epochs else {"steps": cell.steps}
-    return Training(learning_rate=cell.rate, batch_size=cell.batch, loss=_choose_loss(cell), **several)  # type: ignore[arg-type]
+    return Training(
+        learning_rate=cell.rate,
+        momentum=cell.momentum,
+        batch_size=cell.batch,
+        loss=_choose_loss(cell),
+        **several,  # type: ignore[arg-type]
+    )
 
 
-def _list_passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def _list_passes(cell: Cell, batches: Sequence[tuple[Tensor, Tensor]], rng: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    if cell.shuffled:
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        orders = [torch.randperm(len(x), generator=rng) for _ in range(max(1, cell.epochs))]
+        return [(x[rows], y[rows]) for order in orders for rows in order.split(cell.batch)]
     return [pair for epoch in range(max(1, cell.epochs)) for pair in (batches if epoch % 2 == 0 else batches[::-1])]
 
 

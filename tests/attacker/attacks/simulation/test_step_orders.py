@@ -12,7 +12,7 @@ from generators import seeded
 from ordered_clients import DATA, Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
-from attacker.attacks.confidence import estimates
+from attacker.attacks.confidence import INFERRED_ORDER, estimates
 from attacker.attacks.labels import observed
 from attacker.attacks.linking import Links
 from attacker.attacks.matching.gradient_matching import MIN_STEP_EFFECT, OrderSearch, PolishStart, polish
@@ -114,24 +114,56 @@ def test_images_of_several_batches_are_recovered_with_their_order(
 
 
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_probabilities_from_10_to_90_percent_are_undecided_in_an_inferred_order(
-    observe: Observe, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("inferred", [False, True])
+def test_probabilities_from_10_to_90_percent_are_undecided_in_a_fixed_order_alone(
+    observe: Observe, monkeypatch: pytest.MonkeyPatch, inferred: bool
 ) -> None:
     case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
-    run = MatchingRun(inverting_gradients(steps=STEPS), [case], seeded(), None)
+    attack = inverting_gradients(steps=STEPS, local_steps="auto" if inferred else "simulated", give_up=0.0)
+    run = MatchingRun(attack, [case], seeded(), None)
     run.search()
     polish(run)
-    for probability, decided in ((0.05, True), (0.15, False), (0.5, False), (0.85, False), (0.95, True)):
+    for probability, decided in ((0.05, True), (0.15, False), (0.3, False), (0.95, True)):
+        routes = list[str]()
 
         def judge(
-            route: str, found: Any, explained: torch.Tensor, data: DataSpec, probability: float = probability
+            route: str,
+            found: Any,
+            explained: torch.Tensor,
+            data: DataSpec,
+            probability: float = probability,
+            routes: list[str] = routes,
         ) -> estimates.ConfidenceEstimates:
+            routes.append(route)
             return estimates.ConfidenceEstimates(torch.full_like(explained, probability), explained, found)
 
         monkeypatch.setattr(estimates, "judge", judge)
         (found,) = run.build_answers()
-        assert bool(found.confidence.isnan().all()) != decided
-        assert any("order" in note for note in found.notes) != decided
+        assert routes == [found.route] == [INFERRED_ORDER if inferred else "optimisation"]
+        noted = any("an assumed order" in note for note in found.notes)
+        assert noted != (inferred or decided)
+        assert bool(found.confidence.isnan().all()) == noted or probability >= 0.5
+
+
+@pytest.mark.usefixtures("orders_inferred_once")
+@pytest.mark.parametrize("contrast", [0.2, 1.0])
+def test_images_of_one_colour_are_never_likely_in_an_inferred_order(
+    observe: Observe, monkeypatch: pytest.MonkeyPatch, contrast: float
+) -> None:
+    x = draw_images(4)
+    x[0] = 0.5 + contrast * (x[0] - 0.5)
+    case = Case((observe_batches(observe, x, torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+
+    def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.full_like(explained, 0.95), explained, found)
+
+    monkeypatch.setattr(estimates, "judge", judge)
+    (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
+    assert measure_error(found, x) < 0.01
+    smooth = int(found.y.tolist().index(2))
+    undecided = [smooth] if contrast < 1 else []
+    assert found.confidence.isnan().nonzero().flatten().tolist() == undecided
+    assert any("of one colour" in note for note in found.notes) == bool(undecided)
 
 
 def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
