@@ -14,7 +14,7 @@ OWN_PACKAGES = frozenset({"attacker", "defenses", "fedleak", "fedsim"})
 """Packages of this project; the version of the project identifies their code."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
-"""Names of folders of installed packages, which a process may have besides its own: of its user, or of the run of a Flower app."""
+"""Names of folders of installed packages, of which a process may have several: also its user's, or that of a Flower app."""
 
 
 def identify_code(function: Callable[..., Any]) -> str:
