@@ -15,7 +15,7 @@ from attacker.audit.defense_outputs import measure_signature
 from attacker.audit.findings import CheckResult, Finding, Grade, NotChecked, PassedCheck, find_worst_grade, order
 from attacker.audit.label_checks import check_labels
 from attacker.audit.noise_checks import check_noise
-from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, plan_attacks
+from attacker.audit.plan import CANDIDATE_ATTACKS, PlannedAttack, check_network, plan_attacks
 from attacker.audit.privacy_checks import check_epsilon, check_robustness
 from attacker.audit.setting_checks import check_settings
 from attacker.audit.token_checks import check_tokens
@@ -151,6 +151,7 @@ def audit(
     folder, run = find_recording(run), find_run(run)
     check_run(run)
     recording, out = Recording(folder), run / "reconstructions"
+    check_network(recording)
     results = check_recording(recording)
     plan = list(plan_attacks(recording, out, seconds=seconds, nulls=bool(truth)))
     on_plan(plan)

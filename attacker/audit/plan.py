@@ -11,6 +11,8 @@ from attacker.attacks.base import PlansRoutes
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.client import build_network, choose_simulated_steps, find_schedule
 from attacker.audit.findings import NotChecked
+from attacker.replay.batching import CaseFootprint
+from attacker.replay.chosen_rows import ChosenRows
 from attacker.replay.replay import Replay
 from fedsim.recording import DamagedFile, Recording, Row
 
@@ -85,6 +87,7 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
     if not rows:
         yield NotChecked(rule=ATTACK_RULE, reason=_explain_no_update(recorded), kind="needs information")
         return
+    check_network(recording)
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
         chosen = _choose_arguments(name, recording, rows[0], scored=nulls) if arguments is None else arguments
@@ -95,6 +98,12 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
         else:
             fitting.append(list(_forecast_client_counts(recording, whole, out, nulls=nulls)))
     yield from _share_budget(fitting, seconds)
+
+
+def check_network(recording: Recording) -> None:
+    """Raise ValueError if the network, such as one that the user named, does not have the weights that the server sent."""
+    footprint = CaseFootprint(recording.manifest, "cpu")
+    ChosenRows(recording, None, None).check_weights(footprint.shapes, footprint.distinct)
 
 
 def _explain_no_update(rows: Sequence[Row]) -> str:

@@ -91,10 +91,11 @@ class ChosenRows:
                 continue
             if misfit := explain_misfit(sent, shapes, required):
                 manifest = self.recording.manifest
+                advice = "give --model the network that was recorded, or " if ":" in manifest.model.name else ""
                 raise ValueError(
                     f"{self.recording.folder / 'manifest.json'} describes a model that does not fit the weights recorded in "
                     f"round {row.round}: {misfit} ({manifest.model}, data of shape {manifest.data.shape}, "
-                    f"{manifest.data.num_classes} classes); restore the manifest and the model's code as of the time of "
+                    f"{manifest.data.num_classes} classes); {advice}restore the manifest and the model's code as of the time of "
                     "the recording"
                 )
             return

@@ -4,6 +4,7 @@ Also checks that the training mode is stated where it matters and that the loss 
 """
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from fedsim.models.imprint import Imprint
 from fedsim.models.losses import find_loss
 from fedsim.models.wide_head import WideHead
 from fedsim.recording.observation import DataSpec
+from fedsim.recording.safe_files import shorten
 from fedsim.recording.training import Training
 
 RANDOM_CLIENTS_WARNING = (
@@ -44,8 +46,8 @@ def list_warnings(network: nn.Module, training: Training, data: DataSpec) -> lis
     """Return warnings for users of attacks on this network, a list of one text each; empty if there is nothing to say.
 
     The warnings state that the network has an imprint layer or a wide layer that a server has added; how attacks treat batch
-    norm, if there is any, in the mode of `training`, "train" or "eval"; that the network returns probabilities; and that clients
-    draw random numbers (`list_unsimulated`).
+    norm, if there is any, in the mode of `training`, "train" or "eval"; that the network returns probabilities; which names in
+    `training.frozen` are those of no parameter; and that clients draw random numbers (`list_unsimulated`).
     """
     normed = _has_batch_norm(network)
     found = [MALICIOUS_SERVER_WARNING] if any(isinstance(module, Imprint) for module in network.modules()) else []
@@ -61,6 +63,11 @@ def list_warnings(network: nn.Module, training: Training, data: DataSpec) -> lis
         )
     if _returns_probabilities(network, data):
         found.append(PROBABILITIES_WARNING)
+    names = [name for name, _ in network.named_parameters(remove_duplicate=False)]
+    if unknown := [pattern for pattern in training.frozen if not any(fnmatchcase(name, pattern) for name in names)]:
+        found.append(
+            f"training.frozen: no parameter of the network is named {', '.join(unknown)}; its names are {shorten(names)}"
+        )
     return found + list_unsimulated(network, training, data)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 OWN_PACKAGES = frozenset({"attacker", "defenses", "fedleak", "fedsim"})
 """Packages of this project; the version of the project identifies their code."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_SITE_FOLDERS = frozenset({"site-packages", "dist-packages"})
+"""Names of folders of installed packages, of which a process may have several: also its user's, or that of a Flower app."""
 
 
 def identify_code(function: Callable[..., Any]) -> str:
@@ -45,7 +47,7 @@ def find_code_to_ship(modules: Iterable[ModuleType]) -> list[Path]:
     found = set[Path]()
     for module in {used for start in modules for used in _find_used_modules(start)}:
         path = _find_source_file(module)
-        if path is None or any(path.is_relative_to(folder) for folder in _INSTALLED):
+        if path is None or _is_installed(path):
             continue
         package = sys.modules.get(module.__name__.partition(".")[0])
         folders = [Path(folder) for folder in getattr(package, "__path__", ())]
@@ -103,7 +105,11 @@ def _is_followed(module: ModuleType, package: str) -> bool:
     if top in OWN_PACKAGES:
         return False
     path = _find_source_file(module)
-    return top == package or (path is not None and not any(path.is_relative_to(folder) for folder in _INSTALLED))
+    return top == package or (path is not None and not _is_installed(path))
+
+
+def _is_installed(path: Path) -> bool:
+    return not _SITE_FOLDERS.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _find_source_file(module: ModuleType) -> Path | None:

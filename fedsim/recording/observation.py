@@ -17,6 +17,7 @@ from defenses.inputs import InputsSpec
 from defenses.networks import NetworkSpec
 from defenses.spec import DefenseSpec
 from fedsim.recording import codec
+from fedsim.recording.field_types import adopt_types
 from fedsim.recording.training import Training, require
 
 
@@ -35,6 +36,7 @@ class Column:
     category: str = ""
 
     def __post_init__(self) -> None:
+        adopt_types(self, "column.")
         require(self.kind in ("continuous", "categorical"), f"column {self.name!r}: unknown kind {self.kind!r}")
 
 
@@ -63,6 +65,7 @@ class DataSpec:
     ranges_from: Literal["", "public", "held_out", "clients"] = ""
 
     def __post_init__(self) -> None:
+        adopt_types(self, "data.")
         require(
             len(self.shape) in (1, 3),
             f"data shape must be (C, H, W) or (F,), got {self.shape}; for other examples, such as volumes or sequences, name a "
@@ -70,8 +73,12 @@ class DataSpec:
         )
         require(all(size > 0 for size in self.shape), f"data shape must be positive, got {self.shape}")
         require(self.num_classes > 1, f"num_classes must be at least 2, also for a single output, got {self.num_classes}")
-        widths = (1, self.shape[0])
-        require(len(self.mean) == len(self.std) and len(self.mean) in widths, f"mean and std must have {widths} entries")
+        parts = f"channel of the shape {self.shape}, read as (C, H, W)" if self.is_image else f"column of the shape {self.shape}"
+        require(
+            len(self.mean) == len(self.std) and len(self.mean) in (1, self.shape[0]),
+            f"mean and std must have 1 or {self.shape[0]} entries, one for each {parts}; got {len(self.mean)} and "
+            f"{len(self.std)}",
+        )
         require(all(value > 0 for value in self.std), f"std must be positive, got {self.std}")
         require(len(self.columns) in (0, self.shape[0]), f"{len(self.columns)} columns for {self.shape[0]} features")
         known = ("", "public", "held_out", "clients")

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
+from fedsim.recording.field_types import adopt_types
+
 OPTIMISERS = ("sgd", "adam", "adamw")
 MAX_STEPS = 10**7
 """Largest value of `batch_size`, `steps`, `epochs`, `accumulation` and `examples`, and of the number of steps of a round."""
@@ -76,6 +78,7 @@ class Training:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     def __post_init__(self) -> None:
+        adopt_types(self, "training.")
         require(self.learning_rate > 0, f"training.learning_rate must be positive, got {self.learning_rate}")
         require(
             MIN_FLOAT <= self.learning_rate <= MAX_FLOAT,

@@ -95,7 +95,7 @@ def record(
         created=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime()),
         software={package: _find_version(package) for package in ("fedleak", "flwr", "torch", "numpy")},
     )
-    warnings = (*data.list_doubts(), *models.list_warnings(network, training, data))
+    warnings = (*data.list_doubts(), *_list_scale_doubts(data), *models.list_warnings(network, training, data))
     believed = (*training.list_beliefs(), *_list_proximal(strategy, training))
     for sentence in (f"will record in {folder}{where}", *believed, *warnings):
         log(INFO, "fedleak: %s", sentence)
@@ -134,6 +134,11 @@ def _build_network(model: str | ModelSpec, training: Training, data: DataSpec) -
 
     Raises ValueError if the network does not suit the training settings or the data.
     """
+    if not isinstance(model, str | ModelSpec):
+        raise ValueError(
+            "model must be a name as text, such as 'task:Net' for the class or function Net in task.py, since other processes "
+            f"import it by this name; got {model if isinstance(model, type) else type(model)}"
+        )
     spec = model if isinstance(model, ModelSpec) else ModelSpec(name=model)
     if ":" in spec.name and spec.name not in models.MODELS:
         models.admit(spec.name)
@@ -141,6 +146,16 @@ def _build_network(model: str | ModelSpec, training: Training, data: DataSpec) -
     training = models.adopt_precision(network, models.require_mode(network, training, data))
     models.check_loss(network, training, data)
     return spec, network, training
+
+
+def _list_scale_doubts(data: DataSpec) -> list[str]:
+    """Return a list with a warning if the mean of images seems to be stated for pixels from 0 to 255; otherwise empty."""
+    if not data.is_image or max(data.mean) <= 1:
+        return []
+    return [
+        f"attacks assume images with values from 0 to 1 before the normalisation, whose mean cannot be {data.mean}; if it is "
+        "that of pixels from 0 to 255, divide mean and std by 255"
+    ]
 
 
 class _UserStrategy(Wrapper):

@@ -109,6 +109,8 @@ def test_an_object_that_is_no_strategy_is_refused_with_advice(app: Any) -> None:
     [
         ({"model": "task:Nett"}, "cannot import task:Nett"),
         ({"model": "nosuch"}, "nosuch"),
+        ({"model": torch.nn.Linear}, r"must be a name as text, such as 'task:Net' .* got <class 'torch\.nn\.\S+Linear'>"),
+        ({"model": torch.nn.Linear(1, 1)}, r"must be a name as text, .* got <class 'torch\.nn\.\S+Linear'>"),
         ({"model": "task:load_images"}, "must return a torch.nn.Module"),
         ({"data": DataSpec(shape=(3, 32, 32), num_classes=7)}, "7 classes"),
         ({"data": DataSpec(shape=(1, 32, 32), num_classes=10)}, "does not fit inputs of shape"),
@@ -135,3 +137,26 @@ def test_the_mode_of_a_network_with_batch_norm_must_be_stated(app: Any) -> None:
     assert not app.folder.exists()
     app.run(app.record(training=TRAINING), rounds=1)
     assert app.recording.manifest.training.mode == "eval"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"training": replace(TRAINING, frozen=("conv1.*", "body.*"))}, "no parameter of the network is named body.*; its names"),
+        (
+            {"data": DataSpec(shape=(3, 32, 32), num_classes=10, mean=(127.5,), std=(127.5,))},
+            "whose mean cannot be (127.5,); if it is that of pixels from 0 to 255, divide mean and std by 255",
+        ),
+    ],
+)
+def test_settings_that_are_probably_wrong_are_named_in_the_log(
+    app: Any, caplog: pytest.LogCaptureFixture, options: Any, words: str
+) -> None:
+    from fedsim.server import record
+
+    good = {"training": replace(TRAINING, frozen=("conv1.*",)), "data": DataSpec(shape=(3, 32, 32), num_classes=10, mean=(1.0,))}
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        record(FedAvg(), app.folder, model="task:Net", **good)
+        assert words not in caplog.text
+        record(FedAvg(), app.folder, model="task:Net", **{**good, **options})
+    assert words in caplog.text

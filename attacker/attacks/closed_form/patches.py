@@ -3,7 +3,8 @@
 A vision transformer maps each patch x_p of an image linearly to W x_p + b, and adds a trained vector to it for the position p.
 For one example, the gradient d_p of this vector is that of the embedding's output, and the gradient of W is the sum of d_p x_p^T.
 If the vectors d_p of all positions are linearly independent, all patches follow (Lu et al. 2022, "APRIL: Finding the Achilles'
-Heel on Privacy for Vision Transformers").
+Heel on Privacy for Vision Transformers"). If a few combinations of them vanish, as with slightly more patches than outputs of the
+embedding, the same combinations of patches are free, and are searched for in the gradient of the other layers.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ from attacker.attacks.networks.forward import record_calls, run_forward_pass
 MAX_ERROR = 1e-4
 """Largest relative error at which an input counts as a scaled and shifted pixel, and two gradients as equal."""
 MIN_SINGULAR_VALUE = 1e-5
-"""Smallest singular value of the gradients of the positions, relative to the largest, at which they count as independent."""
+"""Smallest singular value of the gradients of the positions, relative to the largest, that does not count as zero."""
+MAX_FREE = 0.1
+"""Largest share of combinations of patches that may be left open by the gradient of the embedding."""
+MAX_FITS = 50
+"""Largest number of iterations of the search for these combinations."""
+MIN_POWER = 1e-300
+"""Smallest squared distance of gradients by which the loss of this search is divided, so that it is not divided by zero."""
 UNEXPLAINED = (
     "with the stated loss and learning rate, the example does not explain the gradient of all layers: it is a mixture of several "
     "examples, or clients train otherwise than stated"
@@ -80,21 +87,62 @@ def find_patch_layer(observed: StackedObservations, i: int) -> PatchLayer | None
     return None
 
 
-def solve_patches(observed: StackedObservations, layer: PatchLayer, i: int) -> tuple[Tensor | None, float]:
-    """Return the only example of case i, (1, *shape), and how certain it is: the explained share of the embedding's gradient.
+@dataclass(frozen=True, kw_only=True)
+class SolvedPatches:
+    """The patches of an example as its embedding's gradient determines them.
 
-    The example is None, and the certainty 0, if the gradients of the positions are linearly dependent.
+    inputs: (P, F) of the embedding. certainty: explained share of the gradient of the embedding's weight. free: (P, K)
+    orthonormal combinations of patches that do not change this gradient; in `inputs` they are those of a grey example (0.5).
     """
+
+    layer: PatchLayer
+    inputs: Tensor
+    certainty: float
+    free: Tensor
+
+    def place(self, inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the example (1, *shape) whose patches have these inputs (P, F)."""
+        values = ((inputs - self.layer.shift) / self.layer.scale).flatten()
+        places = self.layer.pixels.flatten().argsort()
+        return values[places].reshape(1, *shape)
+
+
+def solve_patches(observed: StackedObservations, layer: PatchLayer, i: int) -> SolvedPatches | None:
+    """Return the patches of the only example of case i; None if more than `MAX_FREE` of their combinations are not determined."""
     weight = observed.gradient[f"{layer.name}.weight"][i].flatten(1)
     slopes = observed.gradient[layer.positions][i].reshape(-1, len(weight))[layer.rows]
-    values = torch.linalg.svdvals(slopes)
-    if len(slopes) > len(weight) or not float(values[-1]) > MIN_SINGULAR_VALUE * float(values[0]):
-        return None, 0.0
-    inputs = torch.linalg.pinv(slopes.T) @ weight
+    combinations, values, _ = torch.linalg.svd(slopes)
+    rank = int((values > MIN_SINGULAR_VALUE * values[0]).sum())
+    if rank < (1 - MAX_FREE) * len(slopes):
+        return None
+    grey = layer.shift + 0.5 * layer.scale
+    inputs = grey + torch.linalg.pinv(slopes.T, rtol=MIN_SINGULAR_VALUE) @ (weight - slopes.T @ grey)
     missed = float((slopes.T @ inputs - weight).square().sum() / weight.square().sum())
-    x = torch.empty(observed.data.size, dtype=weight.dtype, device=weight.device)
-    x[layer.pixels.flatten()] = ((inputs - layer.shift) / layer.scale).flatten()
-    return x.reshape(1, *observed.data.shape), max(0.0, 1 - missed)
+    return SolvedPatches(layer=layer, inputs=inputs, certainty=max(0.0, 1 - missed), free=combinations[:, rank:])
+
+
+def fit_free_patches(observed: StackedObservations, solved: SolvedPatches, i: int, y: Tensor) -> Tensor:
+    """Return the example of case i, (1, *shape), whose free combinations of patches are fitted to the gradient of all layers.
+
+    They are found by L-BFGS, from those of a grey example. Clients take one step of SGD, without a defense. y: label (1,).
+    """
+    shape, weights, buffers = observed.data.shape, observed.get_weights(i), observed.get_buffers(i)
+    target = {name: g[i] for name, g in observed.gradient.items() if name not in observed.omitted}
+    power = torch.stack([g.square().sum() for g in target.values()]).sum()
+    start = (power * observed.measure_misfit(i, solved.place(solved.inputs, shape), y) ** 2).clamp(min=MIN_POWER)
+    chosen = torch.zeros_like(solved.free.T @ solved.inputs).requires_grad_()
+    search = torch.optim.LBFGS([chosen], max_iter=MAX_FITS, tolerance_grad=0, line_search_fn="strong_wolfe")
+
+    def measure() -> Tensor:
+        search.zero_grad()
+        x = solved.place(solved.inputs + solved.free @ chosen, shape)
+        simulated = observed.simulated(weights, x, y, buffers)
+        loss = torch.stack([(simulated[name] - g).square().sum() for name, g in target.items()]).sum() / start
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    search.step(measure)  # type: ignore[no-untyped-call]
+    return solved.place(solved.inputs + solved.free @ chosen.detach(), shape)
 
 
 def _reads_patches(module: nn.Module) -> bool:

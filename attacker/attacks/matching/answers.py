@@ -168,7 +168,7 @@ def _explain_uncalibrated(batch: CaseBatch) -> str:
     if batch.views[0].is_partial:
         return "comparisons of a part of the gradient's entries were not calibrated"
     if batch.in_order:
-        return "searches that simulate a defense with state over all rounds were not calibrated"
+        return "searches that simulate all rounds in order, as for a defense with state, were not calibrated"
     if batch.attack.parametrisation.decoder not in (pixels, smooth):
         return "of the decoders, only 'pixels' and 'smooth' were calibrated"
     if batch.attack.parametrisation.decoder is smooth and len(batch.views) > 1:

@@ -55,6 +55,27 @@ def test_a_plan_that_fails_prints_no_finding(run: Path, monkeypatch: pytest.Monk
     assert (result.exit_code, result.stdout) == (2, "")
 
 
+@pytest.mark.parametrize("words", [["--plan"], ["--budget", "1s"]])
+def test_another_network_than_the_recorded_one_is_refused_before_the_attacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """As after --model with the wrong name: the recorded network has 16 hidden neurons, this one 7."""
+    out = federate(tmp_path / "run", model={"name": "mlp", "hidden": [16]}, clients=1)
+    (tmp_path / "their_other.py").write_text(
+        "from torch import nn\ndef make(shape, num_classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.Tanh(), nn.Linear(7, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
+    path = out / "recording" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"name": "their_other:make"}}))
+    result = CliRunner().invoke(app, ["audit", str(out), "--model", "their_other:make", *words])
+    assert (result.exit_code, result.stdout) == (2, "")
+    stderr = " ".join(result.stderr.split())
+    assert "does not fit the weights recorded in round 1" in stderr
+    assert "give --model the network that was recorded, or restore the manifest" in stderr
+
+
 def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
     result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(run / "audit.pdf")])

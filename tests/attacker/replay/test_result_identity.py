@@ -1,5 +1,6 @@
 """Tests that results have separate folders if anything that defines them differs, including code of custom networks."""
 
+import importlib
 import json
 import shutil
 import sys
@@ -20,7 +21,7 @@ from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, summarise
 from fedsim import models
 from fedsim.config.experiment import admit_code
-from fedsim.models.source_code import identify_code
+from fedsim.models.source_code import find_code_to_ship, identify_code
 from fedsim.recording import Recording
 
 NETWORK = """
@@ -169,6 +170,25 @@ def test_only_custom_code_has_a_digest() -> None:
     assert identify_code(federate_once).startswith(f"{__name__}:federate_once@")
     assert identify_code(federate_once) != identify_code(replay)
     assert identify_code(len).startswith("builtins:len@")
+
+
+@pytest.mark.parametrize("installed", ["env/lib/python3.11/site-packages", "usr/lib/python3/dist-packages"])
+def test_packages_of_another_environment_are_no_code_of_the_user(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+) -> None:
+    """Flower puts the packages of a run into an environment of its own, from which the app then imports PyTorch."""
+    folder = tmp_path / installed
+    folder.mkdir(parents=True)
+    (app / "their_layers.py").rename(folder / "their_layers.py")
+    monkeypatch.syspath_prepend(str(folder))
+    digests = set[str]()
+    for source in (LAYERS, LAYERS.replace("Sigmoid", "Tanh")):
+        (folder / "their_layers.py").write_text(source)
+        remove_modules()
+        network = importlib.import_module("their_network")
+        digests.add(identify_code(network.first))
+        assert find_code_to_ship([network]) == [app / "their_network.py", app / "their_sizes.py"]
+    assert len(digests) == 1
 
 
 def test_client_is_selected_by_the_beginning_of_its_name(tmp_path: Path) -> None:

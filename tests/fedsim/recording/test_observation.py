@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -147,7 +148,10 @@ def test_images_and_rows_are_distinguished() -> None:
         ({"shape": (3, 0, 4)}, r"positive, got \(3, 0, 4\)"),
         ({"num_classes": 1}, "num_classes must be at least 2, also for a single output, got 1"),
         ({"mean": (0.0, 0.0), "std": (1.0, 1.0)}, "mean and std"),
-        ({"shape": (3,), "mean": (0.0, 0.0), "std": (1.0, 1.0)}, r"must have \(1, 3\) entries"),
+        ({"shape": (3,), "mean": (0.0, 0.0), "std": (1.0, 1.0)}, "have 1 or 3 entries, one for each column of .*; got 2 and 2"),
+        ({"shape": (8, 8, 3), "mean": (0.5,) * 3, "std": (0.5,) * 3}, r"1 or 8 entries, .* channel .*as \(C, H, W\); got 3"),
+        ({"shape": "3"}, "data.shape must be a whole number, got '3'"),
+        ({"mean": (None,)}, "data.mean must be a number, got None"),
         ({"std": (0.0,)}, "std must be positive"),
         ({"shape": (3,), "columns": (Column(name="age"),)}, "1 columns for 3 features"),
     ],
@@ -155,6 +159,24 @@ def test_images_and_rows_are_distinguished() -> None:
 def test_invalid_data_specifications_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         DataSpec(**{"shape": (3, 4, 4), "num_classes": 2, **changes})
+
+
+def test_values_of_numpy_and_pytorch_lists_and_single_values_become_plain() -> None:
+    """Only plain values can be written to the manifest, and read from it."""
+    stated = Training(
+        learning_rate=np.float32(0.5),  # type: ignore[arg-type]
+        batch_size=np.int64(4),  # type: ignore[arg-type]
+        epochs=torch.tensor(2),  # type: ignore[arg-type]
+        schedule=np.array([1.0, 0.25]),  # type: ignore[arg-type]
+        frozen="head.*",  # type: ignore[arg-type]
+        shuffle=np.bool_(False),  # type: ignore[arg-type]
+    )
+    plain = Training(learning_rate=0.5, batch_size=4, epochs=2, schedule=(1.0, 0.25), frozen=("head.*",), shuffle=False)
+    assert repr(stated) == repr(plain)
+    shape: Any = torch.zeros(3, 4, 5).shape
+    data = DataSpec(shape=shape, num_classes=np.int64(2), mean=0.5, std=torch.tensor([2.0]))  # type: ignore[arg-type]
+    assert repr(data) == repr(DataSpec(shape=(3, 4, 5), num_classes=2, mean=(0.5,), std=(2.0,)))
+    assert repr(Column(name="age", high=np.float64(90))) == repr(Column(name="age", high=90.0))
 
 
 # --- Training ---
@@ -174,6 +196,12 @@ def test_invalid_data_specifications_are_refused(changes: dict[str, Any], words:
         ({"loss": "hinge"}, "'hinge'.*cross_entropy"),
         ({"mode": "test"}, "'test'"),
         ({"buffers": "global"}, "'global'"),
+        ({"learning_rate": "0.1"}, r"training\.learning_rate must be a number, got '0\.1'"),
+        ({"batch_size": 4.0}, "batch_size must be a whole number, got 4.0"),
+        ({"steps": True}, "steps must be a whole number, got True"),
+        ({"shuffle": 1}, "shuffle must be True or False, got 1"),
+        ({"schedule": "cosine"}, "schedule must be a number, got 'cosine'"),
+        ({"loss": None}, "loss must be a text, got None"),
     ],
 )
 def test_invalid_training_settings_are_refused(changes: dict[str, Any], words: str) -> None:

@@ -33,7 +33,14 @@ from attacker.attacks.closed_form.linear.label_gradients import MIXED_LABELS
 from attacker.attacks.closed_form.linear.layer_gradient import LinearAnswer
 from attacker.attacks.closed_form.linear.sparse import STOP_AGREEMENT
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
-from attacker.attacks.closed_form.patches import DEPENDENT, UNEXPLAINED, PatchLayer, find_patch_layer, solve_patches
+from attacker.attacks.closed_form.patches import (
+    DEPENDENT,
+    UNEXPLAINED,
+    PatchLayer,
+    find_patch_layer,
+    fit_free_patches,
+    solve_patches,
+)
 from attacker.attacks.closed_form.rgap.recursion import RgapSettings
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.networks.chain import Chain
@@ -224,10 +231,13 @@ def _solve_direct_batch(observed: StackedObservations, i: int, rng: Generator) -
 
 def _solve_patches(observed: StackedObservations, i: int, rng: Generator) -> ClosedFormAnswer:
     layer = find_patch_layer(observed, i)
-    x, certainty = (None, 0.0) if layer is None else solve_patches(observed, layer, i)
-    if x is None or layer is None:
+    solved = None if layer is None else solve_patches(observed, layer, i)
+    if solved is None or layer is None:
         return ClosedFormAnswer.without_examples(observed.data, "linear", DEPENDENT)
+    x, certainty = solved.place(solved.inputs, observed.data.shape), solved.certainty
     y = choose_label(observed, x, i, seed_generator(rng, observed.cases[i], "linear"))
+    if solved.free.shape[1] and can_measure_any_loss(observed):
+        x = fit_free_patches(observed, solved, i, y)
     open_question = ""
     if observed.draws_before(layer.name):
         open_question = CHANGED_INPUTS

@@ -15,16 +15,16 @@ CLASSES = 5
 class Transformer(nn.Module):
     """A small vision transformer for images (3, 12, 8) with a class token and trained positions."""
 
-    def __init__(self, *, width: int = 24, trained: bool = True) -> None:
+    def __init__(self, *, width: int = 24, patches: int = 6, trained: bool = True) -> None:
         super().__init__()
         self.embed = nn.Conv2d(3, width, 4, stride=4)
         self.first = nn.Parameter(torch.randn(1, 1, width))
-        positions = 0.1 * torch.randn(1, 7, width)
+        positions = 0.1 * torch.randn(1, 1 + patches, width)
         if trained:
             self.positions = nn.Parameter(positions)
         else:
             self.register_buffer("positions", positions)
-        layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
         self.encode = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(width, CLASSES)
 
@@ -70,6 +70,27 @@ def test_patches_of_one_image_are_exact(network: type[Transformer]) -> None:
     assert float((found.x - x).abs().max()) < 1e-3
     assert found.y.tolist() == [0]
     assert float(found.confidence) > 0.9
+
+
+def test_patches_that_their_gradient_leaves_open_are_fitted_to_the_other_layers() -> None:
+    """Behind layer norm, the gradients of embeddings of 24 values span 23 dimensions: a combination of 24 patches is open."""
+    x = make_smooth_image(32, 12)
+    found = attack(Transformer(patches=24), x)
+    assert found.route == "linear"
+    assert float((found.x - x).square().mean()) < 3e-4
+    assert float(found.confidence) > 0.9
+
+
+def test_too_many_open_patches_are_refused_and_two_images_are_not_certain() -> None:
+    with pytest.raises(ValueError, match="linearly dependent"):
+        attack(Transformer(patches=27), make_smooth_image(36, 12))  # 4 of 27
+    x = torch.cat([make_smooth_image(32, 12), make_smooth_image(32, 12)])
+    assert not float(attack(Transformer(patches=24), x).confidence) >= 0.5
+
+
+def make_smooth_image(height: int, width: int) -> Tensor:
+    small = torch.rand(1, 3, 4, 4)
+    return nn.functional.interpolate(small, (height, width), mode="bilinear")
 
 
 @pytest.mark.parametrize(
