@@ -133,19 +133,23 @@ def infer_labels(evidence: Evidence) -> Tensor:
 
     For one example, the label follows from the bias's gradient; if there is no bias or its gradient was not sent, from the rows.
 
-    For n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
+    If all entries of the rows have the same magnitude, because only signs were sent, the counts of n examples are computed from
+    the sums of the rows (LLG). So they are if any defense is known, for a head without a bias, fewer examples than classes, and
+    random inputs without negative features.
+
+    Otherwise, for n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
     rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
     expensive (MAX_WORK), the counts are computed from the bias's gradient, or for n < K / 2 by iLRG if its estimates are nearer
     to integers. With a single logit, a fit is made unless a defense may have reduced the norm of the gradient.
 
     Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, they are
-    computed from the sums of the rows (LLG), if random inputs have no negative features; otherwise the gradient of the bias is
-    estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used. If all entries of the rows
-    have the same magnitude, because only signs were sent, the counts are computed from the sums of the rows in any case.
+    computed from the sums of the rows, if random inputs have no negative features; otherwise the gradient of the bias is
+    estimated from the rows and `Evidence.head`. Without the head either, `infer_from_rows` is used.
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
-    if _sends_signs(evidence):
+    defended = evidence.shortened and evidence.examples < len(evidence.guess) and _has_positive_features(evidence)
+    if defended or _sends_signs(evidence):
         return _expand_counts(_count_by_row_sums(evidence))
     if evidence.head is not None and _has_zero_sum(evidence):
         return _expand_counts(_find_most_probable(evidence, evidence.head))

@@ -95,7 +95,7 @@ def test_labels_are_read_behind_precode_although_the_head_has_no_bias(
 
 
 @pytest.mark.parametrize("count", [3, 6])
-@pytest.mark.parametrize("defense", ["sign()", "top_k(0.2)", "qsgd(3)", "rog_uniform(3)"])
+@pytest.mark.parametrize("defense", ["sign()", "top_k(0.2)", "qsgd(3)", "rog_uniform(3)", "clip(0.1)"])
 def test_labels_are_read_behind_defenses_although_the_head_has_no_bias(
     observe: Callable[..., Observation], defense: str, count: int
 ) -> None:
