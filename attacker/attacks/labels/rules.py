@@ -137,10 +137,10 @@ def infer_labels(evidence: Evidence) -> Tensor:
     the sums of the rows (LLG). So they are if any defense is known, for a head without a bias, fewer examples than classes, and
     random inputs without negative features.
 
-    Otherwise, for n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the head and the
-    rows add up to 0, as they do unless a defense added noise, sent only signs or left out entries. If the fit is too
-    expensive (MAX_WORK), the counts are computed from the bias's gradient, or for n < K / 2 by iLRG if its estimates are nearer
-    to integers. With a single logit, a fit is made unless a defense may have reduced the norm of the gradient.
+    Otherwise, for n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the
+    head and the rows add up to 0, as they do unless a defense added noise or left out entries. If the fit is too expensive
+    (MAX_WORK), the counts are computed from the bias's gradient, or for n < K / 2 by iLRG if its estimates are nearer to
+    integers. With a single logit, a fit is made unless a defense may have reduced the norm of the gradient.
 
     Without a fit, the counts are computed from the bias's gradient. If there is no bias or its gradient was not sent, they are
     computed from the sums of the rows, if random inputs have no negative features; otherwise the gradient of the bias is
