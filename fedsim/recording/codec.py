@@ -72,9 +72,7 @@ CODECS: dict[str, Codec] = {
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
     "bits": Codec(
-        partial(values.encode, max_values=2),
-        partial(values.decode, max_values=2),
-        partial(values.check_fit, max_values=2),
+        partial(values.encode, max_values=2), partial(values.decode, max_values=2), partial(values.check_fit, max_values=2)
     ),
     "levels": Codec(values.encode, values.decode, values.check_fit),
 }

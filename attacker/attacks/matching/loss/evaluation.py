@@ -83,13 +83,7 @@ class ViewEvaluation:
         return evaluate
 
     def _evaluate_at_once(
-        self,
-        at_once: PerProblem,
-        z: Tensor,
-        row: ProblemRow,
-        decode: Decode,
-        problem: ProblemRow,
-        precision: torch.dtype | None,
+        self, at_once: PerProblem, z: Tensor, row: ProblemRow, decode: Decode, problem: ProblemRow, precision: torch.dtype | None
     ) -> tuple[Tensor, Tensor]:
         """Evaluate as `__call__` does, with the examples of all problems in one batch; the problems must share their weights.
 
