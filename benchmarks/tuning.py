@@ -61,11 +61,7 @@ SETTINGS_OF_ATTACKS: dict[str, tuple[dict[str, Any], ...]] = {
         {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": 50},
         {"optimiser": "wolfe", "relative": True, "tv": 1e-6, "steps": 100},
     ),
-    "agic": (
-        SIGNED,
-        *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-3, 1e-2)),
-        *FALLING,
-    ),
+    "agic": (SIGNED, *({"signed": False, "tv": tv, **PUBLISHED_SEARCH} for tv in (1e-3, 1e-2)), *FALLING),
     "dlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
     "idlg": ({"steps": 300, "restarts": 1}, {"steps": 300, "restarts": 3}),
 }

@@ -9,7 +9,7 @@ from attacker.audit.attack_findings import NO_ANSWER
 from attacker.audit.audit import Audit
 from attacker.audit.findings import GRADES, Grade
 from attacker.audit.what_if import describe_change
-from attacker.report.pairs import ExamplePair, read_pair
+from attacker.report.pairs import read_pair
 from attacker.report.templates import make_environment
 from fedsim.recording import Recording
 from fedsim.recording.files import write_bytes
@@ -54,7 +54,11 @@ def render(audit: Audit, run: Path) -> str:
             meanings=GRADE_MEANINGS,
             grades=GRADES,
             pictures={file: read_bytes(run, file, limit=MAX_PICTURE_BYTES) for file in shown if not file.endswith(".json")},
-            table_rows={file: _read_table_row(run, file) for file in shown if file.endswith(".json")},
+            table_rows={
+                file: read_pair(run, file, Recording(run / "recording").manifest.data.columns)
+                for file in shown
+                if file.endswith(".json")
+            },
         )
     )
 
@@ -148,7 +152,3 @@ def to_junit(audit: Audit) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="audit", name=skipped.rule)
         ElementTree.SubElement(case, "skipped", message=skipped.reason)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _read_table_row(run: Path, file: str) -> ExamplePair:
-    return read_pair(run, file, Recording(run / "recording").manifest.data.columns)

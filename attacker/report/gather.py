@@ -14,12 +14,7 @@ from attacker.reconstruction import Reconstruction
 from attacker.replay.metadata_reader import find_other_recording, make_attack_key, read_metadata
 from attacker.report.contents import AttackOnRun, Example, ReportedRun
 from attacker.report.growth import gather_growth
-from attacker.report.hints import (
-    Hint,
-    Record,
-    list_unfinished,
-    make_replay_command,
-)
+from attacker.report.hints import Hint, Record, list_unfinished, make_replay_command
 from attacker.report.linked_cases import read_linked_cases
 from attacker.report.pairs import ExamplePair, read_pair
 from attacker.report.unscored import UnscoredResults, collect_unscored

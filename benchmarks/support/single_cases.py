@@ -68,13 +68,7 @@ class LocalClient:
         return self.observe_sent(sent, number, client, cohort, examples, spec)
 
     def observe_sent(
-        self,
-        sent: Mapping[str, Tensor],
-        number: int,
-        client: str,
-        cohort: tuple[str, ...],
-        examples: int,
-        spec: DefenseSpec,
+        self, sent: Mapping[str, Tensor], number: int, client: str, cohort: tuple[str, ...], examples: int, spec: DefenseSpec
     ) -> Observation:
         """Return what the server sees of an update to which the defense `spec` has been applied already.
 

@@ -19,8 +19,7 @@ Certificate = Annotated[Path | None, typer.Option(help="Certificate of the autho
 Insecure = Annotated[bool, typer.Option("--insecure", help="Connect to the SuperLink without TLS.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the experiment.")]
 HostNames = Annotated[
-    list[str] | None,
-    typer.Option("--host", help="Further host name or address of the SuperLink; may be repeated."),
+    list[str] | None, typer.Option("--host", help="Further host name or address of the SuperLink; may be repeated.")
 ]
 Days = Annotated[int, typer.Option(min=1, help="Days that the certificates are valid, at most 825.")]
 

@@ -121,9 +121,4 @@ def describe(dataset: Dataset, name: str, arguments: Mapping[str, Any]) -> dict[
 
     Clients store the dict with the indices of the examples that they used, so that scoring finds the same examples.
     """
-    return {
-        "name": name,
-        "arguments": dict(arguments),
-        "content_hash": dataset.compute_hash(),
-        "size": len(dataset.train),
-    }
+    return {"name": name, "arguments": dict(arguments), "content_hash": dataset.compute_hash(), "size": len(dataset.train)}

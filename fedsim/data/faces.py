@@ -16,11 +16,7 @@ FACE_CROP = (61, 61, 189, 189)
 
 
 def lfw(
-    size: int = 32,
-    min_faces: int = 14,
-    root: str | None = None,
-    mean: Sequence[float] = (0.0,),
-    std: Sequence[float] = (1.0,),
+    size: int = 32, min_faces: int = 14, root: str | None = None, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)
 ) -> Dataset:
     """Load LFW: colour photographs of 106 people by default, 2,801 for training, 934 held out; downloaded once.
 

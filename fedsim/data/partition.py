@@ -173,14 +173,7 @@ def _draw_holders(holders: list[int], clients: int, rng: np.random.Generator) ->
 
 
 PARTITIONS: Registry[Callable[..., list[Indices]]] = Registry(
-    "fedsim.partitions",
-    {
-        "iid": iid,
-        "dirichlet": dirichlet,
-        "by_label": by_label,
-        "k_classes": k_classes,
-        "by_group": by_group,
-    },
+    "fedsim.partitions", {"iid": iid, "dirichlet": dirichlet, "by_label": by_label, "k_classes": k_classes, "by_group": by_group}
 )
 
 

@@ -116,13 +116,7 @@ class SubmittedRun:
 
     @classmethod
     def start(
-        cls,
-        link: Link,
-        config: Mapping[str, str | int | bool],
-        *,
-        home: Path,
-        processes: Processes,
-        prefix: Sequence[str] = (),
+        cls, link: Link, config: Mapping[str, str | int | bool], *, home: Path, processes: Processes, prefix: Sequence[str] = ()
     ) -> "SubmittedRun":
         """Submit the federation's Flower app to the SuperLink and return the run.
 

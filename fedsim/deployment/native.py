@@ -51,14 +51,7 @@ class NativeDeployment:
     address = "127.0.0.1"
     """Address at which the other parties reach the SuperLink."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        parties: Sequence[Party],
-        *,
-        secure: bool = True,
-        isolated: bool = False,
-    ) -> None:
+    def __init__(self, layout: Layout, parties: Sequence[Party], *, secure: bool = True, isolated: bool = False) -> None:
         self.layout, self.parties, self.secure, self.isolated = layout, parties, secure, isolated
         self.port = find_free_port()
         self.home = make_private(layout.root / "flower")

@@ -100,13 +100,7 @@ def run_to_end(
 
 
 def run_natively(
-    config: Config,
-    out: Path,
-    count: int,
-    *,
-    seed: int | None,
-    on_round: OnRound | None,
-    on_words: OnWords | None,
+    config: Config, out: Path, count: int, *, seed: int | None, on_round: OnRound | None, on_words: OnWords | None
 ) -> None:
     """Start a SuperLink and `count` clients on this machine, with TLS and keys, run the federation, and stop them.
 

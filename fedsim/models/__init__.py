@@ -1,15 +1,6 @@
 """Models and losses that experiments choose by name, and checks of models. Model and loss of an experiment are public."""
 
-from fedsim.models.building import (
-    MAX_PARAMETERS,
-    admit,
-    build,
-    build_layout,
-    find_head,
-    has_head,
-    identify_network,
-    list_buffers,
-)
+from fedsim.models.building import MAX_PARAMETERS, admit, build, build_layout, find_head, has_head, identify_network, list_buffers
 from fedsim.models.built_in import MODELS
 from fedsim.models.foreign import ModuleSpec, find_client_types
 from fedsim.models.losses import find_loss, predict_classes, predict_probabilities

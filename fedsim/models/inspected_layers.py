@@ -25,10 +25,6 @@ class InspectedLayer:
     weight: Tensor
     bias: Tensor | None
 
-    @property
-    def is_convolution(self) -> bool:
-        return self.weight.ndim > 2
-
     @cached_property
     def rows(self) -> Tensor:
         """The weight as a matrix (rows, values) in float64."""

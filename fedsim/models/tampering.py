@@ -142,7 +142,7 @@ def _inspect_rows(layer: InspectedLayer) -> Iterator[Tampering]:
 
 def _is_depthwise(layer: InspectedLayer) -> bool:
     """Return whether each filter of a small kernel sees one channel only, possibly one of its own, as in filters that blur."""
-    return layer.is_convolution and layer.weight.shape[1] == 1 and layer.weight[0].numel() <= MAX_DEPTHWISE_KERNEL
+    return layer.weight.ndim > 2 and layer.weight.shape[1] == 1 and layer.weight[0].numel() <= MAX_DEPTHWISE_KERNEL
 
 
 def _inspect_first(layer: InspectedLayer) -> Iterator[Tampering]:

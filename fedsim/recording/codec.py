@@ -50,11 +50,8 @@ def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
 
     It is rounded to the type of `weights`; for weights in half precision, to float32.
     """
-    return {name: (w.double() - start[name].double()).to(_get_update_type(w)) for name, w in weights.items()}
-
-
-def _get_update_type(weight: Tensor) -> torch.dtype:
-    return torch.promote_types(weight.dtype, torch.float32) if weight.is_floating_point() else weight.dtype
+    types = {n: torch.promote_types(w.dtype, torch.float32) if w.is_floating_point() else w.dtype for n, w in weights.items()}
+    return {name: (w.double() - start[name].double()).to(types[name]) for name, w in weights.items()}
 
 
 def _check_kinds(got: Mapping[str, TensorLike], weights: Mapping[str, TensorLike]) -> None:
@@ -75,9 +72,7 @@ CODECS: dict[str, Codec] = {
     "weights": Codec(_refuse_update, _subtract, _check_kinds, packs=False),
     "sparse": Codec(sparse.encode, sparse.decode, sparse.check_fit, sparse.find_sent),
     "bits": Codec(
-        partial(values.encode, max_values=2),
-        partial(values.decode, max_values=2),
-        partial(values.check_fit, max_values=2),
+        partial(values.encode, max_values=2), partial(values.decode, max_values=2), partial(values.check_fit, max_values=2)
     ),
     "levels": Codec(values.encode, values.decode, values.check_fit),
 }

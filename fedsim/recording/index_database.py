@@ -331,8 +331,7 @@ def _check_journal(file: FileIO, size: int, path: Path) -> None:
     file.seek(-8, os.SEEK_END)
     if file.read(8) == JOURNAL_MAGIC:
         raise DamagedFile(
-            path,
-            "names another file at its end, which SQLite would delete; no recorder writes that: copy the recording again",
+            path, "names another file at its end, which SQLite would delete; no recorder writes that: copy the recording again"
         )
     pages, page = (int.from_bytes(start[at : at + 4], "big") for at in (16, 24))
     if pages * (page or 65536) > size:

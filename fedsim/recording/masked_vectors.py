@@ -45,14 +45,12 @@ class MaskedMessage:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the fields as a dict of tensors, which can be written to a file; without "words" if there are none."""
-        tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in self._list_keys().items()}
+        keys = {"mask_key": self.mask_key, "share_key": self.share_key}
+        tensors = {name: torch.tensor(list(key), dtype=torch.uint8) for name, key in keys.items()}
         tensors["sealed"] = torch.tensor(self.sealed, dtype=torch.int64)
         for name, sizes in (("up", self.up), ("down", self.down)):
             tensors[name] = torch.tensor([sizes.get(exchange, 0) for exchange in EXCHANGE_NAMES])
         return tensors if self.words is None else {**tensors, "words": self.words}
-
-    def _list_keys(self) -> dict[str, bytes]:
-        return {"mask_key": self.mask_key, "share_key": self.share_key}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "MaskedMessage":

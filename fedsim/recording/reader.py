@@ -102,11 +102,7 @@ class Recording:
         return hashlib.sha256(content + first.encode()).hexdigest()
 
     def read_rows(
-        self,
-        *,
-        rounds: Iterable[int] | None = None,
-        clients: Iterable[str] | None = None,
-        on_damage: OnDamage | None = None,
+        self, *, rounds: Iterable[int] | None = None, clients: Iterable[str] | None = None, on_damage: OnDamage | None = None
     ) -> list[Row]:
         """Return the rows of the index in the order of round and client.
 
@@ -264,11 +260,7 @@ class Recording:
         return observation
 
     def read_observations(
-        self,
-        *,
-        rounds: Iterable[int] | None = None,
-        clients: Iterable[str] | None = None,
-        on_damage: OnDamage | None = None,
+        self, *, rounds: Iterable[int] | None = None, clients: Iterable[str] | None = None, on_damage: OnDamage | None = None
     ) -> Iterator[Observation]:
         """Yield the observations of clients that sent an update, and of secure sums, one by one, in order of round and client.
 

@@ -8,17 +8,7 @@ from flwr.serverapp.strategy import Strategy
 from defenses.registry import bind_arguments
 from fedsim.strategies.central import wrap
 
-STRATEGY_NAMES = (
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedMedian",
-    "FedTrimmedAvg",
-    "FedYogi",
-    "Krum",
-    "MultiKrum",
-)
+STRATEGY_NAMES = ("FedAdagrad", "FedAdam", "FedAvg", "FedAvgM", "FedMedian", "FedTrimmedAvg", "FedYogi", "Krum", "MultiKrum")
 
 
 def build(name: str, *, clients: int, fraction: float, **arguments: Any) -> Strategy:

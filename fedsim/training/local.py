@@ -70,7 +70,8 @@ def train(
         raise ValueError("the defense of the gradient may draw random numbers; give rng, a torch.Generator")
     model.train(training.mode == "train")
     start_drawing(model)
-    loss_function, optimiser = find_loss(training.loss), _make_optimiser(weights, training)
+    loss_function = find_loss(training.loss)
+    optimiser: _Optimiser = (_SGD if training.optimiser == "sgd" else _Adam)(weights, training)
     carried = _copy_tensors(_find_buffers(model, buffers))
     losses, examples = 0.0, 0
     for x, y in batches:
@@ -104,10 +105,6 @@ class _Optimiser(Protocol):
         ...
 
     def step(self, gradient: tuple[Tensor, ...]) -> None: ...
-
-
-def _make_optimiser(weights: Weights, training: Training) -> _Optimiser:
-    return _SGD(weights, training) if training.optimiser == "sgd" else _Adam(weights, training)
 
 
 def _clip_gradient(gradient: tuple[Tensor, ...], norm: float | None) -> tuple[Tensor, ...]:

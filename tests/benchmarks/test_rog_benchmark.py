@@ -10,14 +10,7 @@ from support.contract import Options
 from support.rog import outcomes
 from support.rog.attacks import REPEATED, load_tools
 from support.rog.columns import COLUMNS, BatchSetting, DefendedColumn, observe
-from support.rog.comparison import (
-    BatchScores,
-    ColumnResult,
-    estimate_mean,
-    measure_columns,
-    measure_in_processes,
-    subtract_lpips,
-)
+from support.rog.comparison import BatchScores, ColumnResult, estimate_mean, measure_columns, measure_in_processes, subtract_lpips
 from support.rog.outcomes import AnswerFolder, Similarity, average_similarities, sort_like
 from support.rog.tradeoff import ATTACKS, compare_attacks, draw_regions, make_narrow_lenet
 

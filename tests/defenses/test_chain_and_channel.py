@@ -172,10 +172,7 @@ def test_channels_of_a_chain_keep_what_they_learn_apart() -> None:
     """With more than ten channels, the prefix `1/` must not match `10/`. All learn from the received update."""
 
     def adding(factor: float) -> Channel:
-        return Channel(
-            expect=lambda u, known: {"w": u["w"] + known["w"]},
-            learn=lambda seen: {"w": factor * seen["w"]},
-        )
+        return Channel(expect=lambda u, known: {"w": u["w"] + known["w"]}, learn=lambda seen: {"w": factor * seen["w"]})
 
     chained = compose_channels(*(adding(10.0**i) for i in range(12)))
     known = chained.learn({"w": torch.tensor(2.0, dtype=torch.float64)})

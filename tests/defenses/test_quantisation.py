@@ -122,10 +122,7 @@ def test_the_uniform_quantiser_is_its_formula() -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(
-    values=arrays(np.float32, st.integers(1, 30), elements=st.floats(-1e3, 1e3, width=32)),
-    bits=st.integers(2, 12),
-)
+@given(values=arrays(np.float32, st.integers(1, 30), elements=st.floats(-1e3, 1e3, width=32)), bits=st.integers(2, 12))
 def test_the_uniform_quantiser_is_nearest_and_of_few_values(values: np.ndarray, bits: int) -> None:
     u = torch.from_numpy(values)
     sent = apply_once(uniform(bits), u)

@@ -7,19 +7,7 @@ import torch
 from generators import seeded
 from torch import Tensor
 
-from defenses import (
-    Defense,
-    DefenseSpec,
-    Update,
-    channels,
-    clip,
-    gaussian,
-    in_gradient_units,
-    masked,
-    sign,
-    top_k,
-    withhold,
-)
+from defenses import Defense, DefenseSpec, Update, channels, clip, gaussian, in_gradient_units, masked, sign, top_k, withhold
 
 
 def update() -> dict[str, Tensor]:

@@ -124,10 +124,7 @@ def test_what_is_built_is_what_was_written() -> None:
         ("clip(" + "-" * 3000 + "1)", ["write it as"]),
         ("clip(sign)", ["max_norm must be a number, got sign()"]),
         ("withhold(sign)", ["withhold", "names"]),
-        (
-            "clip(1) | withhold(3)",
-            ["an argument of withhold(3) has the wrong type", "are: names: str |"],
-        ),
+        ("clip(1) | withhold(3)", ["an argument of withhold(3) has the wrong type", "are: names: str |"]),
         ("withhold([sign])", ["[sign]"]),
         ("withhold([['a']])", ["[['a']]"]),
         ("masked('clip(1)', ['*'])", ["masked: the first argument must be a defense"]),

@@ -165,9 +165,7 @@ def test_derivatives_of_hard_sigmoids_agree_with_finite_differences() -> None:
     assert all(error(g, e) < 1e-7 for g, e in zip(gradient(weights, x, y).values(), plain, strict=True))
 
 
-def test_a_network_that_torch_func_cannot_run_is_reported_once_with_the_reason(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_network_that_torch_func_cannot_run_is_reported_once_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     gradients._find_vmap_failure.cache_clear()
     model, data = network("OwnCodeNet")
     with caplog.at_level(logging.WARNING, logger=gradients.__name__):

@@ -252,8 +252,7 @@ def fuzz(seconds: float, seed: int, *, only: int | None = None, show: bool = Fal
                 commands += 1
                 allowed = (run, place / "state", Path(tempfile.gettempdir()) / "never", Path("/dev/shm"))
                 kind, words, took, above = in_a_child(
-                    partial(run_command, COMMANDS[name], run, root / "experiment.toml"),
-                    (*allowed, *_temporary()),
+                    partial(run_command, COMMANDS[name], run, root / "experiment.toml"), (*allowed, *_temporary())
                 )
                 slowest, largest = max(slowest, took), max(largest, above)
                 if snapshot(outside) != before:

@@ -15,12 +15,7 @@ from attacker.attacks.closed_form.linear.route import choose_first_layer, solve_
 from attacker.attacks.closed_form.observations import ClosedFormAnswer, StackedObservations
 from attacker.attacks.closed_form.peeling.peeled import PeelingAnswers, peel
 from attacker.attacks.closed_form.rank.analysis import analyse_rank
-from attacker.attacks.closed_form.rgap.inversion import (
-    build_answers,
-    choose_solutions,
-    require_single,
-    run_rgap,
-)
+from attacker.attacks.closed_form.rgap.inversion import build_answers, choose_solutions, require_single, run_rgap
 from attacker.attacks.closed_form.rgap.recursion import RgapSettings, solve_layers
 
 log = logging.getLogger(__name__)

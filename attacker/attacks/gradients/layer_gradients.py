@@ -69,15 +69,7 @@ class _OneByOne(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        output: Tensor,
-        problems: int,
-        kernel: Pair,
-        stride: Pair,
-        padding: Pair,
-        dilation: Pair,
-        groups: int,
+        ctx: Any, x: Tensor, output: Tensor, problems: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, output)
         ctx.setting = stride, padding, dilation, groups

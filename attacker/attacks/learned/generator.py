@@ -97,13 +97,7 @@ class ImageGenerator(nn.Module):
 
 
 def match_images(
-    network: ImageGenerator,
-    x: Tensor,
-    y: Tensor,
-    *,
-    perceptual: Lpips | None = None,
-    steps: int = 0,
-    optimiser: str = "adam",
+    network: ImageGenerator, x: Tensor, y: Tensor, *, perceptual: Lpips | None = None, steps: int = 0, optimiser: str = "adam"
 ) -> Tensor:
     """Return images of the generator that are near the images x, found by a search in its latents that starts at the encoder's.
 

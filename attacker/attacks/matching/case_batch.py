@@ -198,12 +198,7 @@ class CaseBatch:
         return self.space.inject(z, placed)
 
     def build_problem(
-        self,
-        cases: Sequence[int],
-        z: Tensor,
-        labels: Tensor,
-        logits: Tensor | None = None,
-        features: ProblemRow | None = None,
+        self, cases: Sequence[int], z: Tensor, labels: Tensor, logits: Tensor | None = None, features: ProblemRow | None = None
     ) -> ProblemRow:
         """Return the data that `evaluate` needs for one problem (search) of each of these cases, one row per problem.
 

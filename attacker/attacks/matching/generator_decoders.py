@@ -78,7 +78,8 @@ def features(network: ImageGenerator, path: str) -> DecoderFactory:
         first, *moves = torch.split(z, list(phases), dim=1)
         return torch.cat([first, *(project_onto_l1_ball(move, FEATURE_RADIUS * move.shape[1]) for move in moves)], dim=1)
 
-    return replace_box(_start_at_encoded(network, path, phases, decode), project)
+    factory = _start_at_encoded(network, path, phases, decode)
+    return lambda data: replace(factory(data), project=project)
 
 
 def weights(network: ImageGenerator, path: str) -> DecoderFactory:
@@ -130,11 +131,6 @@ def find_generated(name: str) -> DecoderFactory:
     factory = SEARCHES[word](read_generator(Path(path)), path)
     factory.__name__ = factory.__qualname__ = name  # for messages, and to tell searches apart
     return factory
-
-
-def replace_box(factory: DecoderFactory, project: Callable[[Tensor], Tensor]) -> DecoderFactory:
-    """Return the factory of the same decoders with another projection into the box of latents."""
-    return lambda data: replace(factory(data), project=project)
 
 
 def _start_at_encoded(

@@ -16,12 +16,7 @@ MODIFIER_CAP = 1e3
 MIN_MEAN_SQUARE = 1e-8
 """Smallest mean square of a tensor that `weigh_relatively` divides by, as a share of the mean square over all tensors."""
 
-DEPTH_SHAPES: dict[str, Callable[[float], float]] = {
-    "constant": lambda i: 0.0,
-    "linear": lambda i: i,
-    "log": log,
-    "exp": exp,
-}
+DEPTH_SHAPES: dict[str, Callable[[float], float]] = {"constant": lambda i: 0.0, "linear": lambda i: i, "log": log, "exp": exp}
 """The shape of the weight as a function of the convolution's number i = 1, 2, ... `weigh_by_depth` scales and shifts it, so that
 the weight runs from 1 to beta; AGIC's table I has increasing and decreasing weights."""
 

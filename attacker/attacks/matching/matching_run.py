@@ -17,13 +17,7 @@ from attacker.attacks.linking import Links
 from attacker.attacks.matching.answers import build_answer, list_case_slots
 from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.loss.problems import ProblemRow
-from attacker.attacks.matching.saved_state import (
-    BestResult,
-    checkpoint_periodically,
-    pack_bests,
-    to_device,
-    unpack_bests,
-)
+from attacker.attacks.matching.saved_state import BestResult, checkpoint_periodically, pack_bests, to_device, unpack_bests
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.optimisers.descent import Problems, descend, get_best

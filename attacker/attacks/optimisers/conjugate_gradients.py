@@ -14,12 +14,7 @@ def never_stop(x: Tensor) -> bool:
 
 
 def conjugate_gradients(
-    curve: Curvature,
-    target: Tensor,
-    *,
-    iterations: int,
-    tolerance: float = 1e-8,
-    until: Callable[[Tensor], bool] = never_stop,
+    curve: Curvature, target: Tensor, *, iterations: int, tolerance: float = 1e-8, until: Callable[[Tensor], bool] = never_stop
 ) -> tuple[Tensor, int]:
     """Solve curve(x) = target for N problems by conjugate gradients; return x and the number of iterations.
 

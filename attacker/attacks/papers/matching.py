@@ -46,12 +46,7 @@ PENALTY_DISTANCE = 0.01
 
 
 def dlg(
-    *,
-    steps: int = 300,
-    restarts: int = 1,
-    closed_form_start: bool = False,
-    compiled: bool = False,
-    knows_defense: bool = True,
+    *, steps: int = 300, restarts: int = 1, closed_form_start: bool = False, compiled: bool = False, knows_defense: bool = True
 ) -> GradientMatching:
     """Optimise examples and soft labels by L-BFGS from noise (Zhu et al. 2019, "Deep leakage from gradients", algorithm 1).
 

@@ -6,15 +6,7 @@ from time import monotonic
 import numpy as np
 import torch
 
-from attacker.bounds import (
-    FisherInformation,
-    GaussianPrior,
-    NotBounded,
-    UsedExamples,
-    bound_error,
-    build_message,
-    fit_prior,
-)
+from attacker.bounds import FisherInformation, GaussianPrior, NotBounded, UsedExamples, bound_error, build_message, fit_prior
 from attacker.bounds.cramer_rao import MAX_DENSE, MAX_ITERATIONS, NUM_PROBES
 from attacker.scoring.truth.originals import CaseObservation
 from fedsim.data import Dataset

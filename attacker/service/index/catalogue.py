@@ -16,15 +16,7 @@ from attacker.service.index import views
 from attacker.service.index.attack_folders import CHECKPOINT_VALID_SECONDS, Source, find_null, read_source
 from attacker.service.index.cache import LRUCache
 from attacker.service.index.json_lines import Scores, read_scores, read_training
-from attacker.service.index.recording_index import (
-    Index,
-    IndexedRows,
-    format_error,
-    hash_manifest,
-    read_index,
-    read_manifest,
-    read_rows,
-)
+from attacker.service.index.recording_index import Index, IndexedRows, format_error, hash_manifest, read_index, read_rows
 from attacker.service.index.run_folders import Mark, find_runs, is_run, list_subfolders, read_mark, read_work_mark
 from attacker.service.index.verdicts import RunVerdicts, read_verdicts
 from attacker.service.schemas.recordings import RecordingSummary
@@ -291,7 +283,7 @@ def _hash_parts(*parts: object) -> str:
 
 def _read_manifest(folder: Path) -> tuple[str, Manifest | None, str]:
     try:
-        return hash_manifest(folder), read_manifest(folder), ""
+        return hash_manifest(folder), Manifest.read(folder / "recording" / "manifest.json"), ""
     except ValueError as error:
         return "", None, format_error(error, folder)
 

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedsim.recording import DamagedFile, Manifest, Recording, Row
+from fedsim.recording import DamagedFile, Recording, Row
 from fedsim.recording.index import check_counts, query_index
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.safe_files import read_bytes
@@ -61,11 +61,6 @@ class Index:
         messages = [message for _, found in sorted(self.damage.items()) for message in found]
         more = len(messages) - MAX_MESSAGES
         return (*messages[:MAX_MESSAGES], *([f"and {more} more of the kind"] if more > 0 else []))
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Return the manifest of the run in `folder`. Raises ValueError, naming the file, if it is missing or invalid."""
-    return Manifest.read(folder / "recording" / "manifest.json")
 
 
 def hash_manifest(folder: Path) -> str:

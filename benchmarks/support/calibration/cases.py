@@ -190,14 +190,11 @@ def make_cases(cell: Cell, data: Images, options: Options) -> tuple[list[Case], 
             if cell.rounds > 1
             else own.make_case(_list_passes(cell, batches, rng), key, cell.defense)
         )
-        made.append(_change_count(case, cell.claimed) if cell.claimed else case)
+        if cell.claimed:  # the client reports another number of examples
+            case = Case(tuple(replace(observation, num_examples=cell.claimed) for observation in case.observations))
+        made.append(case)
         truth.append(data.x[at])
     return made, truth
-
-
-def _change_count(case: Case, examples: int) -> Case:
-    """Return a copy of a case whose client reports another number of examples."""
-    return Case(tuple(replace(observation, num_examples=examples) for observation in case.observations))
 
 
 def _choose_loss(cell: Cell) -> str:

@@ -77,11 +77,7 @@ def write_data(options: Options, folder: Path, part: Part) -> DataFiles:
     own = load_images(options, "mnist", (NUM_TRAINED + NUM_HELD_OUT) // share, part=part)
     public = load_images(options, "mnist", NUM_PUBLIC // share, part="validation")
     cut = NUM_TRAINED // share
-    files = {
-        "private": own.of(range(cut)),
-        "held_out": own.of(range(cut, len(own))),
-        "public": public,
-    }
+    files = {"private": own.of(range(cut)), "held_out": own.of(range(cut, len(own))), "public": public}
     for name, one in files.items():
         small = torch.nn.functional.avg_pool2d(one.x, 2) if min(one.x.shape[2:]) > 14 else one.x
         replace(one, x=small).write(folder / f"{name}.npz")
@@ -104,13 +100,7 @@ def make_settings(
         "seed": 0,
         "rounds": rounds if cohort is None or quick else 3 * rounds,
         "model": {"name": "lenet_cpl", "activation": "tanh"},
-        "data": {
-            "name": "npz",
-            "train": str(data.private),
-            "test": str(data.held_out),
-            "mean": [PIXEL_MEAN],
-            "std": [PIXEL_STD],
-        },
+        "data": {"name": "npz", "train": str(data.private), "test": str(data.held_out), "mean": [PIXEL_MEAN], "std": [PIXEL_STD]},
         "clients": {"count": NUM_CLIENTS, "fraction": 1.0 if cohort is None else cohort / NUM_CLIENTS},
         "training": {"learning_rate": LEARNING_RATE if cohort is None else SUM_LEARNING_RATE, "batch_size": batch, "steps": 1},
         "record": recorded,

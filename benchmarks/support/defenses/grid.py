@@ -78,12 +78,7 @@ GRID = (
         FALLS_FOR_ALL,
         "as random_k",
     ),
-    Entry(
-        "dgc",
-        ("dgc(0.5)", "dgc(0.1)", "dgc(0.003)"),
-        FALLS_FOR_ALL,
-        "as top_k; biases are sent whole, as published",
-    ),
+    Entry("dgc", ("dgc(0.5)", "dgc(0.1)", "dgc(0.003)"), FALLS_FOR_ALL, "as top_k; biases are sent whole, as published"),
     Entry(
         "sign",
         ("sign(scale='mean', error_feedback=True)", "sign(scale='mean')", "sign()"),
@@ -92,10 +87,7 @@ GRID = (
     ),
     Entry("qsgd", ("qsgd(levels=64)", "qsgd(levels=8)", "qsgd(levels=1)"), FALLS_FOR_ALL, "nearly all coordinates become zero"),
     Entry(
-        "uniform",
-        ("uniform(8)", "uniform(4)", "uniform(2)"),
-        FALLS_FOR_ALL,
-        "at the strongest, three distinct values per tensor",
+        "uniform", ("uniform(8)", "uniform(4)", "uniform(2)"), FALLS_FOR_ALL, "at the strongest, three distinct values per tensor"
     ),
     Entry(
         "withhold",

@@ -25,15 +25,7 @@ SUM_ATTACKS: dict[str, tuple[str, dict[str, Any]]] = {
     "IG": ("inverting_gradients", {"steps": 400, **PUBLISHED_SEARCH, "signed": False, "tv": 1e-3}),
     "CPL tuned": (
         "cpl",
-        {
-            "optimiser": "wolfe",
-            "decoder": "smooth",
-            "init": "smooth",
-            "relative": True,
-            "tv": 1e-6,
-            "steps": 50,
-            "restarts": 3,
-        },
+        {"optimiser": "wolfe", "decoder": "smooth", "init": "smooth", "relative": True, "tv": 1e-6, "steps": 50, "restarts": 3},
     ),
     "exact": ("exact", {"fallback": "none"}),
 }

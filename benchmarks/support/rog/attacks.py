@@ -102,13 +102,7 @@ def make_attacks(scale: Scale, column: DefendedColumn) -> dict[str, GradientMatc
     the default, their LPIPS behind QSGD was higher on tuning images.
     """
     baseline = inverting_gradients(
-        steps=scale.steps_of_ig,
-        tv=column.tv,
-        continuation=1.0,
-        polish=0.0,
-        give_up=0.0,
-        local_steps="one_batch",
-        surrogate=True,
+        steps=scale.steps_of_ig, tv=column.tv, continuation=1.0, polish=0.0, give_up=0.0, local_steps="one_batch", surrogate=True
     )
     long = rog(steps=scale.long_steps)
     return {

@@ -40,10 +40,7 @@ FEEDBACK_ROWS = (
     ("top_k(0.01, error_feedback=True)", (1, 10, 100)),
     ("dgc(0.01)", (1, 100)),
 )
-STOCHASTIC_ROWS = (
-    ("sign('mean')", (1, 10, 100)),
-    ("qsgd(4)", (1, 10, 100)),
-)
+STOCHASTIC_ROWS = (("sign('mean')", (1, 10, 100)), ("qsgd(4)", (1, 10, 100)))
 POOL = 100
 """Number of candidates among which the attacker of `private` looks for the client's image."""
 FEDERATIONS = 1

@@ -87,11 +87,7 @@ def record_same_examples(client: LocalClient, images: Images, rounds: int, *, de
 
 
 def record_sums(
-    client: LocalClient,
-    rounds: Sequence[Mapping[str, Sequence[LocalBatch]]],
-    *,
-    defense: str = "",
-    rounding: float = 0.0,
+    client: LocalClient, rounds: Sequence[Mapping[str, Sequence[LocalBatch]]], *, defense: str = "", rounding: float = 0.0
 ) -> Case:
     """Simulate rounds of secure aggregation, and return a case with what the server sees of each.
 

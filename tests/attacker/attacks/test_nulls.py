@@ -67,12 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "inverting_gradients with a polish": {"name": "inverting_gradients", "steps": 60},
     "inverting_gradients of one batch": {"name": "inverting_gradients", "local_steps": "one_batch"},
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
-    "inverting_gradients of three starts": {
-        "name": "inverting_gradients",
-        "restarts": 3,
-        "consistency": 0.1,
-        "registered": True,
-    },
+    "inverting_gradients of three starts": {"name": "inverting_gradients", "restarts": 3, "consistency": 0.1, "registered": True},
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
     "rog without colours": {"name": "rog", "colour": False},
     "rog from coarse to fine": {"name": "rog", "decoder": "coarse_to_fine"},

@@ -31,8 +31,7 @@ def fail_always(replay: Replay) -> ReplayResult:
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
-    [([], 0), (["--fail-above", "low"], EXIT_ABOVE_GRADE), (["--fail-above", "serious"], EXIT_FAILURES)],
+    ("words", "status"), [([], 0), (["--fail-above", "low"], EXIT_ABOVE_GRADE), (["--fail-above", "serious"], EXIT_FAILURES)]
 )
 def test_fail_above_does_not_pass_without_answers(
     run: Path, words: list[str], status: int, monkeypatch: pytest.MonkeyPatch

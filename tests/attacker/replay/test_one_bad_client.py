@@ -226,10 +226,7 @@ def test_scoring_without_any_true_examples_fails_and_keeps_earlier_scores(run: P
     assert read_rows(run / "scores.jsonl") == rows
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", "")],
-)
+@pytest.mark.parametrize(("name", "more"), [("mlp", ""), ("theirs:network", " --model theirs:network"), ("a:b; echo $HOME", "")])
 def test_advice_of_score_is_a_complete_command(run: Path, name: str, more: str) -> None:
     describe(run, "model", name=name)
     for asked in (run, run / "reconstructions"):

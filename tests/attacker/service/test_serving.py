@@ -43,16 +43,7 @@ def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
     processes: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> Served:
-        command = [
-            str(Path(sys.executable).with_name("attacker")),
-            "serve",
-            str(root),
-            "--port",
-            "0",
-            "--workers",
-            "0",
-            *options,
-        ]
+        command = [str(Path(sys.executable).with_name("attacker")), "serve", str(root), "--port", "0", "--workers", "0", *options]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         processes.append(process)

@@ -202,9 +202,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_noise_is_made_for(text: s
     model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 3)).double()
     weights = dict(model.named_parameters())
     problem = GradientProblem(
-        model=model,
-        forward=lambda w, x: torch.func.functional_call(model, w, (x,)),
-        criterion=torch.nn.functional.cross_entropy,
+        model=model, forward=lambda w, x: torch.func.functional_call(model, w, (x,)), criterion=torch.nn.functional.cross_entropy
     )
     torch.manual_seed(0)
     x, y = 40 * torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 1])

@@ -165,10 +165,7 @@ def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
 ) -> None:
     from fedsim.engine import engines as engine
 
-    lines = [
-        "2 of 3 clients are connected; :abc: [bold]wait",
-        "1 of 6 replies are missing, the first, of client c in round 1: x",
-    ]
+    lines = ["2 of 3 clients are connected; :abc: [bold]wait", "1 of 6 replies are missing, the first, of client c in round 1: x"]
 
     def deployed(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
         for line in lines:

@@ -77,11 +77,7 @@ def whole_model(folder: Path, step: Any) -> tuple[Path, Path]:
             'layout = "keras"\nflatten = { "8.weight" = [1, 2, 2] }',
             "flatten: the model has no tensor '8.weight'",
         ),
-        (
-            write_broken(lambda a: None),
-            "data.mena = [0.5]",
-            "settings.toml: data: unknown key 'mena'. Did you mean 'mean'?",
-        ),
+        (write_broken(lambda a: None), "data.mena = [0.5]", "settings.toml: data: unknown key 'mena'. Did you mean 'mean'?"),
         (lambda folder, step: (write(folder / "a.npz", step[0]), folder / "no.npz"), "", "no.npz does not exist"),
         (other("b.h5", b"x"), "", "b.h5: unknown kind of file; give .safetensors, .npz or .pt"),
         (other("b.npz", b"PK\x03\x04 no archive"), "", "b.npz: not a NumPy archive"),

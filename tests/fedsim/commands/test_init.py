@@ -88,8 +88,7 @@ def test_existing_files_are_kept_and_then_nothing_is_written(folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [(("fotos",), "Did you mean 'photos'?"), (("photos", "--data", "mine"), "photos has its own data")],
+    ("arguments", "expected"), [(("fotos",), "Did you mean 'photos'?"), (("photos", "--data", "mine"), "photos has its own data")]
 )
 def test_wrong_usage_is_refused(folder: Path, arguments: tuple[str, ...], expected: str) -> None:
     refused = fedsim("init", *arguments)

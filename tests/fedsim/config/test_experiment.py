@@ -251,14 +251,7 @@ named = st.one_of(
     record=st.sampled_from(["all", "1-3", "2,5-7"]),
 )
 def test_what_is_printed_reads_back_as_the_same_experiment(
-    tmp_path: Path,
-    model: Any,
-    data: Any,
-    seed: int,
-    learning_rate: float,
-    length: dict[str, int],
-    fraction: float,
-    record: str,
+    tmp_path: Path, model: Any, data: Any, seed: int, learning_rate: float, length: dict[str, int], fraction: float, record: str
 ) -> None:
     experiment = validate(
         {

@@ -131,10 +131,7 @@ def test_a_file_that_is_no_archive_is_named(tmp_path: Path, archive: Callable[..
 
 # --- training and held-out examples in one file ---
 
-NAMES = [
-    ("train_images", "train_labels", "test_images", "test_labels"),
-    ("x_train", "y_train", "x_test", "y_test"),
-]
+NAMES = [("train_images", "train_labels", "test_images", "test_labels"), ("x_train", "y_train", "x_test", "y_test")]
 
 
 @pytest.mark.parametrize("names", NAMES)

@@ -49,9 +49,7 @@ def status(words: str) -> str:
     return f'echo \'{{"runs": [{{"status": "{words}"}}]}}\''
 
 
-def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(
-    play: Callable[[str, str], SubmittedRun],
-) -> None:
+def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(play: Callable[[str, str], SubmittedRun]) -> None:
     watched: list[int] = []
     play("echo 'Successfully started run 17'", status("finished:completed")).wait(lambda: watched.append(1))
     assert watched
@@ -65,9 +63,7 @@ def listed(status: str, details: str) -> str:
     return f"cat <<'END'\n{json.dumps({'runs': [{'status': status, 'status-details': details}]})}\nEND"
 
 
-def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
-    play: Callable[[str, str], SubmittedRun],
-) -> None:
+def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(play: Callable[[str, str], SubmittedRun]) -> None:
     script = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
     with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
         play("echo 'Successfully started run 17'", script).wait(lambda: None)

@@ -79,10 +79,7 @@ def test_the_number_of_parameters(name: str, arguments: dict[str, object], data:
         ("cnn6_d", TWO, [(12, 17, 17), (20, 9, 9), (36, 9, 9), (36, 9, 9), (64, 5, 5), (128, 5, 5), (1,)]),
         ("fcn3", DIGITS, [(1000,), (100,), (1,)]),
         ("lenet_rog", IMAGENET, [(32, 128, 128), (64, 64, 64), (512,), (1000,)]),
-        (
-            *("vgg7", IMAGENET),
-            [*[(128, 128, 128)] * 2, *[(256, 64, 64)] * 2, *[(512, 32, 32)] * 2, (1024,), (1000,)],
-        ),
+        (*("vgg7", IMAGENET), [*[(128, 128, 128)] * 2, *[(256, 64, 64)] * 2, *[(512, 32, 32)] * 2, (1024,), (1000,)]),
     ],
 )
 def test_the_sizes_of_layers(name: str, data: DataSpec, sizes: list[tuple[int, ...]]) -> None:

@@ -93,8 +93,7 @@ def test_the_rounding_error_of_returned_weights_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("training", "examples", "steps"),
-    [({"steps": 3}, 12, 3), ({"epochs": 2}, 10, 6), ({"epochs": 1}, 2**52, 2**50)],
+    ("training", "examples", "steps"), [({"steps": 3}, 12, 3), ({"epochs": 2}, 10, 6), ({"epochs": 1}, 2**52, 2**50)]
 )
 def test_rounding_counts_every_step_and_the_larger_weight(training: dict[str, int], examples: int, steps: int) -> None:
     made = make_observation(

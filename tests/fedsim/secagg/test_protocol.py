@@ -78,10 +78,7 @@ def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_word
 
 def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
     """In a ring, three clients hold shares of a member; if one of them drops out, two shares are left, below the threshold."""
-    with pytest.raises(
-        RoundLost,
-        match=r"3 clients, member \d+ and its neighbours, only 2 answered at exchange 'collect', and",
-    ):
+    with pytest.raises(RoundLost, match=r"3 clients, member \d+ and its neighbours, only 2 answered at exchange 'collect', and"):
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"collect": (5,)}).run()
     with pytest.raises(RoundLost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
         Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"unmask": (5,)}).run()

@@ -65,10 +65,7 @@ def test_wrong_values_are_refused_with_their_range(table: Any, words: str) -> No
             "5 clients x a weight of up to 24 x scaled values of up to 33554431 add up to 4026531720, and 32-bit words hold",
         ),
         ({"clients": 10**6, "max_weight": 10**4}, "leave 0 as the largest rounded value in 32-bit sums, .* minimum of 127"),
-        (
-            {"training": replace(STEPS, buffers="shared")},
-            "would send batch-norm statistics unmasked",
-        ),
+        ({"training": replace(STEPS, buffers="shared")}, "would send batch-norm statistics unmasked"),
         *(({"strategy": name}, f"strategy {name} acts on each client's own") for name in ("FedMedian", "Krum", "MultiKrum")),
         *(({"strategy": name}, f"strategy {name} acts on each client's own") for name in ("FedTrimmedAvg", "Bulyan", "QFedAvg")),
     ],

@@ -133,11 +133,7 @@ def test_gradient_rule_network_and_inputs_are_recorded(federate: Callable[..., A
     run = federate(gradient="dp_sgd(2, noise=0.5)", network="precode(3)", inputs="mixup")
     recording = Recording(run.out / "recording")
     facts = describe_run(recording.manifest)
-    assert (facts["gradient"], facts["network"], facts["inputs"]) == (
-        "dp_sgd(2, noise=0.5)",
-        "precode(3)",
-        "mixup()",
-    )
+    assert (facts["gradient"], facts["network"], facts["inputs"]) == ("dp_sgd(2, noise=0.5)", "precode(3)", "mixup()")
     for observation in recording.read_observations():
         assert str(observation.gradient) == facts["gradient"]
         assert str(observation.inputs) == facts["inputs"]

@@ -74,13 +74,7 @@ class LabelledExamples:
 
 
 def explain_batch(
-    chain: Chain,
-    weights: Tensors,
-    loss: str,
-    answer: LinearAnswer,
-    examples: int,
-    *,
-    bounds: tuple[Tensor, Tensor] | None = None,
+    chain: Chain, weights: Tensors, loss: str, answer: LinearAnswer, examples: int, *, bounds: tuple[Tensor, Tensor] | None = None
 ) -> LabelledExamples:
     """Choose the label of each example so that its simulated gradient at the first layer's pre-activations fits the observed one.
 

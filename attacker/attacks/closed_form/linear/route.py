@@ -162,12 +162,7 @@ def _solve_chain(observed: StackedObservations, chain: Chain, i: int, rng: Gener
 def _explain_batch(observed: StackedObservations, chain: Chain, i: int, linear: LinearAnswer) -> _Labelled:
     """Return the labels that explain each example's part of the gradient. Raises ValueError if these parts are not known."""
     batch = explain_batch(
-        chain,
-        observed.get_weights(i),
-        observed.training.loss,
-        linear,
-        observed.examples,
-        bounds=observed.get_input_range(),
+        chain, observed.get_weights(i), observed.training.loss, linear, observed.examples, bounds=observed.get_input_range()
     )
     return _Labelled(
         batch.x,

@@ -1,14 +1,11 @@
 """The data of problems (one search of one case each), and functions that map over problems."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
-
-from attacker.attacks.gradients.products import GradientTensors
 
 ProblemRow = dict[str, Any]
 """The data of one problem as nested dictionaries of tensors; the data of several problems are stacked along the first axis."""
@@ -26,17 +23,6 @@ def map_problems(function: Callable[..., Any], *rows: Any) -> Any:
         return vmap(function, randomness="different")(*rows)
     result = function(*tree_map(lambda t: t[0], rows))
     return tree_map(lambda t: t[None], result)
-
-
-def compare_one_by_one(
-    compared: Callable[[GradientTensors, ProblemRow], Tensor], gradients: Sequence[GradientTensors], rows: ProblemRow
-) -> Tensor:
-    """Return the results (P,) of `compared` for all problems, one after the other, which is faster for large gradients on a CPU.
-
-    compared: maps one problem's simulated gradient and its row of data to a distance, 0-d. gradients: one per problem. rows: data
-    of the problems, stacked along the first axis.
-    """
-    return torch.stack([compared(gradient, get_row(rows, i)) for i, gradient in enumerate(gradients)])
 
 
 def get_row(nested: ProblemRow, i: int) -> ProblemRow:

@@ -30,11 +30,7 @@ MAX_ALTERNATIONS = 4
 
 
 def add_same_batches(
-    found: RecoveredExamples,
-    updates: LayerUpdates,
-    shared: Tensor,
-    get_templates: Callable[[int], Tensor | None],
-    rng: Generator,
+    found: RecoveredExamples, updates: LayerUpdates, shared: Tensor, get_templates: Callable[[int], Tensor | None], rng: Generator
 ) -> RecoveredExamples:
     """Return the examples found, together with those of batches that several rounds share as a whole.
 
@@ -80,11 +76,7 @@ def group_same_batches(spaces: Sequence[RowSpace], shared: Tensor, rounds: Seque
 
 
 def _separate_same_batch(
-    spaces: Sequence[RowSpace],
-    forwards: Sequence[Tensor],
-    templates: Sequence[Tensor] | None,
-    rng: Generator,
-    known: Tensor,
+    spaces: Sequence[RowSpace], forwards: Sequence[Tensor], templates: Sequence[Tensor] | None, rng: Generator, known: Tensor
 ) -> Tensor:
     """Return vectors (R, F) of all R examples of a batch from the row spaces of its rounds; none, (0, F), if that fails.
 

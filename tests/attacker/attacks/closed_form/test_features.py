@@ -79,10 +79,7 @@ def test_smoothness_prior_has_the_stated_deviation_and_keeps_table_rows() -> Non
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [
-        ({"defense": "withhold(['9.*'])"}, "is zero or was not sent"),
-        ({"defense": "gaussian(10.0)"}, "unexplained"),
-    ],
+    [({"defense": "withhold(['9.*'])"}, "is zero or was not sent"), ({"defense": "gaussian(10.0)"}, "unexplained")],
 )
 def test_unreadable_features_are_refused_with_the_reason(observe: Observe, change: dict[str, Any], words: str) -> None:
     case, _, _ = batch(observe, [3, 0], **change)

@@ -95,10 +95,7 @@ def make_smooth_image(height: int, width: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [
-        ({"trained": False}, "cannot invert this network"),
-        ({"width": 4}, "linearly dependent"),
-    ],
+    [({"trained": False}, "cannot invert this network"), ({"width": 4}, "linearly dependent")],
     ids=["fixed positions", "few outputs"],
 )
 def test_the_reason_is_given_where_patches_do_not_follow(settings: dict[str, Any], reason: str) -> None:

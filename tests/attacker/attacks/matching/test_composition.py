@@ -256,9 +256,7 @@ def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
     assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="cnn6"), halved)["tv"] == 0.006
 
 
-def test_prior_weight_of_nulls(
-    observe: Observe,
-) -> None:
+def test_prior_weight_of_nulls(observe: Observe) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=LENET, data=data),))
     weights = [

@@ -161,8 +161,7 @@ def test_total_variation_lowers_the_error_with_noise(image_case: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"learning_rate": 0.01}, {"signed": True}, {"decoder": "bicubic4"}, {"feature_matching": 0.1}],
+    "settings", [{"learning_rate": 0.01}, {"signed": True}, {"decoder": "bicubic4"}, {"feature_matching": 0.1}]
 )
 def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(settings: dict[str, object]) -> None:
     usual, other = inverting_gradients().search.stop, inverting_gradients(**settings).search.stop  # type: ignore[arg-type]

@@ -248,10 +248,7 @@ CODE: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "an error without words": (lambda m, x: (_ for _ in ()).throw(RuntimeError()), "cannot be traced: RuntimeError:  "),
     "a refused size": (whole(lambda m, x: x if len(x) < 9 else m.missing), "cannot be traced: AttributeError.*has no attribute"),
     "a choice by batch": (whole(lambda m, x: x.relu() if len(x) > 1 else x.tanh()), "batches of different sizes differently"),
-    "an unsupported one before": (
-        whole(lambda m, x: x.exp().view(len(x.exp()), -1)),
-        "its code calls exp: it is not a",
-    ),
+    "an unsupported one before": (whole(lambda m, x: x.exp().view(len(x.exp()), -1)), "its code calls exp: it is not a"),
     "values clamped from above": (whole(lambda m, x: x.clamp(0, 1)), "its code calls clamp: it is not a supported"),
     "values clamped at one": (whole(lambda m, x: torch.clamp(x, min=1)), "its code calls clamp: it is not a supported"),
     "another dtype": (whole(lambda m, x: x.double().float()), "its code calls double"),
@@ -301,11 +298,7 @@ def test_one_dimensional_convolutions_are_refused() -> None:
         read_chain(nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Linear(15, 2)), (2, 7))
 
 
-OWN_NETWORKS = {
-    "resnet20_4": "add joins 2 paths",
-    "resnet9_rog": "joins 2 paths",
-    "lenet_rog": "2 is MaxPool2d",
-}
+OWN_NETWORKS = {"resnet20_4": "add joins 2 paths", "resnet9_rog": "joins 2 paths", "lenet_rog": "2 is MaxPool2d"}
 
 
 @pytest.mark.parametrize(("name", "reason"), OWN_NETWORKS.items())

@@ -34,12 +34,7 @@ def list_batches(order: StepOrder, sizes: Sequence[int]) -> list[set[int]]:
 def test_neighbours_differ_by_one_exchange_within_an_epoch() -> None:
     """Two epochs of batches of two examples and of one: two exchanges in each epoch, and no steps of equal size."""
     found = list_neighbours(StepOrder((0, 1, 2, 2, 1, 0), (0, 0, 1)), (2, 1, 2, 1))
-    assert {order.examples for order in found} == {
-        (2, 1, 0, 2, 1, 0),
-        (0, 2, 1, 2, 1, 0),
-        (0, 1, 2, 0, 1, 2),
-        (0, 1, 2, 2, 0, 1),
-    }
+    assert {order.examples for order in found} == {(2, 1, 0, 2, 1, 0), (0, 2, 1, 2, 1, 0), (0, 1, 2, 0, 1, 2), (0, 1, 2, 2, 0, 1)}
     assert {order.labels for order in found} == {(0, 0, 1)}
 
 

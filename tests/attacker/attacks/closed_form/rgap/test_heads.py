@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacker.attacks.closed_form.rgap.heads import (
-    LOSS_EQUATION_MINIMISER,
-    HeadReading,
-    has_rank_above_one,
-    read_heads,
-)
+from attacker.attacks.closed_form.rgap.heads import LOSS_EQUATION_MINIMISER, HeadReading, has_rank_above_one, read_heads
 from fedsim.models import find_loss
 
 F64 = torch.float64

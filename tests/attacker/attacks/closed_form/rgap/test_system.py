@@ -8,11 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from attacker.attacks.closed_form.rgap.system import (
-    EquationValues,
-    LayerSystem,
-    solve_least_squares,
-)
+from attacker.attacks.closed_form.rgap.system import EquationValues, LayerSystem, solve_least_squares
 from attacker.attacks.networks.chain import read_chain
 from attacker.attacks.networks.layers import Layer
 
