@@ -10,7 +10,7 @@ from attacker.replay.replay import Replay, ReplayResult
 from fedsim.commands.console import err, show_progress_bar
 
 MAX_REASONS = 3
-"""Largest number of failed cases, and of omitted rounds, whose reasons are printed; the replay's files hold all of them."""
+"""Largest number of different reasons of failed cases, and of omitted rounds, that are printed; the replay's files hold all."""
 
 
 def replay_with_progress(replay: Replay) -> ReplayResult:
@@ -72,8 +72,15 @@ def _print_result(result: ReplayResult, spec: AttackSpec) -> None:
 
 
 def _print_reasons(reasons: Sequence[tuple[str, str]]) -> None:
-    """Print the first `MAX_REASONS` pairs of case and reason, and how many more there are."""
-    for key, reason in reasons[:MAX_REASONS]:
-        err.print(f"  [yellow]{escape(key)}[/]: {escape(reason)}")
-    if len(reasons) > MAX_REASONS:
-        err.print(f"  and {len(reasons) - MAX_REASONS} more")
+    """Print the first `MAX_REASONS` different reasons, each with its first case and how many others have it.
+
+    reasons: pairs of case and reason. How many cases have still other reasons is printed at the end.
+    """
+    cases: dict[str, list[str]] = {}
+    for key, reason in reasons:
+        cases.setdefault(reason, []).append(key)
+    for reason, keys in list(cases.items())[:MAX_REASONS]:
+        others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        err.print(f"  [yellow]{escape(keys[0])}[/]{others}: {escape(reason)}")
+    if left := sum(len(keys) for keys in list(cases.values())[MAX_REASONS:]):
+        err.print(f"  and {left} more for other reasons")

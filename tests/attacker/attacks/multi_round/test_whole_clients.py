@@ -194,7 +194,7 @@ def test_round_of_zero_examples_is_left_out_and_of_unknown_number_kept(run: Path
         assert two.endswith("reported 0")
 
 
-def test_printed_reasons_are_limited_and_the_rest_is_counted(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_reasons_are_printed_once(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from attacker.commands.progress_bar import replay_with_progress
 
     for round in (2, 3):
@@ -203,8 +203,15 @@ def test_printed_reasons_are_limited_and_the_rest_is_counted(run: Path, capfd: p
     replay_with_progress(Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions"))
     printed = capfd.readouterr().err
     assert "4 rounds were not attacked together" in printed
-    assert printed.count("the weights that were sent hold") == 3
-    assert "and 1 more" in printed
+    assert printed.count("the weights that were sent hold") == printed.count(" and 1 more: ") == 2  # once for each round
+
+
+def test_only_the_first_reasons_are_printed_and_the_rest_is_counted(capfd: pytest.CaptureFixture[str]) -> None:
+    from attacker.commands.progress_bar import _print_reasons
+
+    _print_reasons([(f"case {i}", f"reason {i % 5}") for i in range(10)])
+    lines = [line.strip() for line in capfd.readouterr().err.splitlines()]
+    assert lines == [*(f"case {i} and 1 more: reason {i}" for i in range(3)), "and 4 more for other reasons"]
 
 
 def test_refusal_of_table_rows_names_the_argument_to_change() -> None:
