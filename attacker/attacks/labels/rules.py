@@ -181,15 +181,20 @@ def get_label_rule(name: str) -> LabelRule | None:
 
 
 def _count_by_row_sums(evidence: Evidence) -> Tensor:
-    """Return the number of examples of each class, (K,), by LLG from the sums of the rows, which must belong to several logits.
+    """Return the number of examples of each class, (K,), from the sums s of the rows, which must belong to several logits.
 
-    LLG gives an example to each class with a negative sum first. If there are at least as many examples as classes, or signs were
-    sent, the largest sum is subtracted from all, as if that class had no example: a class with examples has a positive sum if
-    more of them are expected, or if most features are inactive, since gradients of zero are sent as positive signs.
+    For fewer examples than classes, or if signs were sent, by LLG, which first gives an example to each class with a negative
+    sum. From signs, the largest sum is first subtracted from all: zeros are sent as positive signs, so that a class with examples
+    has a positive sum if most of its features are inactive. Otherwise, the counts are `n * (mean p_c - s_c / S)`, with
+    `Evidence.guess` for mean p, and with S such that the smallest is 0.
     """
-    sums = evidence.gradient[evidence.weight].sum(dim=1)
-    is_shifted = evidence.examples >= len(sums) or _sends_signs(evidence)
-    return count_by_impact(sums - sums.max() if is_shifted else sums, evidence.examples)
+    sums, n, guess = evidence.gradient[evidence.weight].sum(dim=1), evidence.examples, evidence.guess
+    if _sends_signs(evidence):
+        return count_by_impact(sums - sums.max(), n)
+    size = (sums / guess).max()
+    if n < len(sums) or not 0 < size < torch.inf:
+        return count_by_impact(sums, n)
+    return round_counts(estimate_by_balance(sums / size, guess, n), n)
 
 
 def _sends_signs(evidence: Evidence) -> bool:
