@@ -81,11 +81,12 @@ def _find_input_slope(model: nn.Module, weight: Tensor, gradient: GradientTensor
     """Return the loss's derivatives by the head's inputs (F,), summed over the examples; None if they are not known.
 
     They are the gradient of the bias of the decoder in PRECODE's block, whose outputs are the inputs of the head.
-    weight: of the head, (K, F). gradient: observed, by parameter name; a gradient of zeros counts as not sent.
+    weight: of the head, (K, F). gradient: observed, by parameter name; a gradient of zeros counts as not sent, and one that is
+    infinite or NaN is not used.
     """
     blocks = [name for name, module in model.named_modules() if isinstance(module, Bottleneck)]
     slopes = [gradient[f"{name}.decoder.bias"] for name in blocks if f"{name}.decoder.bias" in gradient]
-    return next((slope for slope in slopes if slope.any() and len(slope) == weight.shape[1]), None)
+    return next((s for s in slopes if len(s) == weight.shape[1] and s.any() and s.isfinite().all()), None)
 
 
 def read_features(observed: ObservedGradients, labels: Tensor, rng: Generator, *, known: bool, i: int = 0) -> HeadFeatures:

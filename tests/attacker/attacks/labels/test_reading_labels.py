@@ -110,3 +110,14 @@ def test_labels_are_read_behind_defenses_although_the_head_has_no_bias(
         inferred = read_labels(infer_labels, observed, 0, observed.model, torch.Generator().manual_seed(seed)).tolist()
         right += sum(min(inferred.count(c), y.tolist().count(c)) for c in range(4))
     assert right >= 0.9 * 8 * count
+
+
+@pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
+def test_useless_gradients_behind_precode_still_give_labels(observe: Callable[..., Observation], value: float) -> None:
+    model, data = ModelSpec(name="lenet_rog", network="precode()"), DataSpec(shape=(1, 8, 8), num_classes=600)
+    batch = torch.rand(4, *data.shape, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3, 4])
+    seen = observe(batch, model=model, data=data)
+    observed = ObservedGradients([seen], model=build_network(seen), device="cpu")
+    (name,) = (name for name in observed.gradients if name.endswith("decoder.bias"))
+    observed.gradients[name].fill_(value)
+    assert len(read_labels(infer_labels, observed, 0, observed.model, torch.Generator().manual_seed(0))) == 4
