@@ -5,7 +5,8 @@ inferred n_c), divided by the batch size. Half of the batches have many duplicat
 many classes as there are examples (but at least one), and at most half of all classes. The other batches have as few duplicates
 as possible.
 Models are untrained, or trained by 300 steps of Adam on other examples. The updates are single gradients of 1 to 64 examples, and
-FedAvg updates of 2, 4 and 8 local steps on 4 examples each. Data are CIFAR-10 of --data, else MNIST or the embedded digits.
+FedAvg updates of 2, 4 and 8 local steps on 4 examples each. Single gradients of 4, 8 and 16 examples are also read behind
+defenses. Data are CIFAR-10 of --data, else MNIST or the embedded digits.
 
 There is a column for each rule of `attacker.attacks.labels.rules`; `inferred` is the default of attacks. The rule `bias` requires
 a last layer with a bias, and `rows` at most as many examples as classes; a cell is empty if a rule does not apply. `--quick` uses
@@ -32,6 +33,7 @@ from fedsim import models
 from fedsim.recording import ModelSpec, Observation, Training
 
 BATCH_SIZES, LOCAL_STEPS, EXAMPLES_PER_STEP = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8), 4
+DEFENSES, DEFENDED_SIZES = ("top_k(0.05)", "rog_qsgd(3)", "rog_uniform(3)", "sign()", "clip(0.1)", "gaussian(0.001)"), (4, 8, 16)
 LEARNING_RATE = 0.01
 """The clients' learning rate."""
 
@@ -60,24 +62,29 @@ def main() -> None:
             rows.append(_measure(victim, [size], options))
         for steps in (2,) if options.quick else LOCAL_STEPS[1:]:
             rows.append(_measure(victim, [EXAMPLES_PER_STEP] * steps, options))
+        for defense in DEFENSES[:1] if options.quick else DEFENSES:
+            rows += [_measure(victim, [size], options, defense) for size in DEFENDED_SIZES]
     print_results("labels", rows, _summarise(rows), options)
 
 
 def _summarise(rows: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return mean overlaps over models for updates of one step, by key of the summary; None if no row has one.
 
+    defended: of the default rule on all models, batches and defenses. The others are without a defense.
+
     batch1, batch16, batch64: of the default rule `inferred` on untrained models, for batches of 1, 16 and 64 examples.
     trained16: of `inferred` on trained models, for batches of 16. trained16_RULE: the same for another rule, such as `bias`.
     """
 
     def average_overlap(trained: bool, size: int, rule: str = "inferred") -> float | None:
-        chosen = [row[rule] for row in rows if row["trained"] == trained and row["batch"] == size and row["steps"] == 1]
-        chosen = [value for value in chosen if value is not None]
+        plain = [row for row in rows if row["steps"] == 1 and not row["defense"]]
+        chosen = [row[rule] for row in plain if row["trained"] == trained and row["batch"] == size and row[rule] is not None]
         return mean(chosen) if chosen else None
 
     keys = {"batch1": (False, 1), "batch16": (False, 16), "batch64": (False, 64), "trained16": (True, 16)}
     others = {f"trained16_{rule}": average_overlap(True, 16, rule) for rule in LABEL_RULES if rule != "inferred"}
-    return {key: average_overlap(*which) for key, which in keys.items()} | others
+    defended = mean(row["inferred"] for row in rows if row["defense"])
+    return {key: average_overlap(*which) for key, which in keys.items()} | others | {"defended": defended}
 
 
 def _make_victims(options: Options) -> list[Victim]:
@@ -110,14 +117,14 @@ def _train_victim(name: str, train: Images, test: Images, options: Options) -> l
     return found
 
 
-def _measure(victim: Victim, sizes: Sequence[int], options: Options) -> dict[str, Any]:
+def _measure(victim: Victim, sizes: Sequence[int], options: Options, defense: str = "") -> dict[str, Any]:
     batches = 4 if options.quick or sum(sizes) > 16 else 12
     rng = np.random.default_rng(options.seed + sum(sizes))
     drawn = [_draw_labels(victim, sum(sizes), duplicates=index % 2 == 1, rng=rng) for index in range(batches)]
     scores: dict[str, list[float]] = {rule: [] for rule in LABEL_RULES}
     seconds = dict.fromkeys(LABEL_RULES, 0.0)
     for index, labels in enumerate(drawn):
-        observation = _observe_client(victim, labels, sizes, index, rng)
+        observation = _observe_client(victim, labels, sizes, index, rng, defense)
         for name, rule in LABEL_RULES.items():
             with measure_cpu() as clock:
                 recovered = _read(rule, observation, options.seed + index)
@@ -129,6 +136,7 @@ def _measure(victim: Victim, sizes: Sequence[int], options: Options) -> dict[str
         "model": victim.name,
         "trained": victim.trained,
         "accuracy": victim.accuracy,
+        "defense": defense,
         "batch": sum(sizes),
         "steps": len(sizes),
         "batches": batches,
@@ -150,7 +158,7 @@ def _draw_labels(victim: Victim, count: int, *, duplicates: bool, rng: np.random
 
 
 def _observe_client(
-    victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator
+    victim: Victim, labels: np.ndarray, sizes: Sequence[int], index: int, rng: np.random.Generator, defense: str = ""
 ) -> Observation:
     """Return what the server sees of a client that trains on examples of the victim's `data` with these labels.
 
@@ -163,7 +171,7 @@ def _observe_client(
     parts = [(data.x[rows], data.y[rows]) for rows in each]
     training = Training(learning_rate=LEARNING_RATE, batch_size=sizes[0], steps=len(sizes))
     client = LocalClient(victim.spec, data.data, training, victim.weights)
-    (observation,) = client.make_case(parts, f"c{index}").observations
+    (observation,) = client.make_case(parts, f"c{index}", defense, noise_seed=index).observations
     return observation
 
 

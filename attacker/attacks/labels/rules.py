@@ -28,6 +28,9 @@ MAX_ROW_SUM = 1e-2
 """Largest norm of the sum of the head's rows, relative to their norm, at which a gradient counts as unchanged by noise, signs or
 masks: without those the rows add up to 0."""
 
+MIN_ACTIVE = 0.9
+"""Smallest share of random inputs for which a feature is active, at which it should be so for one of the examples as well."""
+
 INTEGER_TOLERANCE = 0.15
 """Largest distance of estimated counts from integers at which a gradient's norm counts as not reduced by clipping."""
 
@@ -134,8 +137,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
     For one example, the label follows from the bias's gradient; if there is no bias or its gradient was not sent, from the rows.
 
     If all entries of the rows have the same magnitude, because only signs were sent, the counts of n examples are computed from
-    the sums of the rows (LLG). So they are if any defense is known, for a head without a bias, fewer examples than classes, and
-    random inputs without negative features.
+    the sums of the rows (LLG). So they are for a head without a bias, fewer examples than classes, and random inputs without
+    negative features, if a known defense left out whole columns, as Soteria does.
 
     Otherwise, for n examples of K classes, the counts are fitted to the head's gradient (module `fit`) if the evidence has the
     head and the rows add up to 0, as they do unless a defense added noise or left out entries. If the fit is too expensive
@@ -148,8 +151,8 @@ def infer_labels(evidence: Evidence) -> Tensor:
     """
     if evidence.examples == 1:
         return _infer_one_label(evidence)
-    defended = evidence.shortened and evidence.examples < len(evidence.guess) and _has_positive_features(evidence)
-    if defended or _sends_signs(evidence):
+    masked = evidence.examples < len(evidence.guess) and _has_positive_features(evidence) and _lacks_columns(evidence)
+    if masked or _sends_signs(evidence):
         return _expand_counts(_count_by_row_sums(evidence))
     if evidence.head is not None and _has_zero_sum(evidence):
         return _expand_counts(_find_most_probable(evidence, evidence.head))
@@ -210,6 +213,16 @@ def _has_positive_features(evidence: Evidence) -> bool:
     if evidence.head is None or len(evidence.head.weight) == 1 or _is_bias_sent(evidence):
         return False
     return bool((evidence.head.features >= 0).all())
+
+
+def _lacks_columns(evidence: Evidence) -> bool:
+    """Return whether a known defense seems to have left out the gradients of some features: they are zero in all rows, although
+    the features are active for nearly all random inputs.
+    """
+    if evidence.head is None or not evidence.shortened:
+        return False
+    active = (evidence.head.features > 0).double().mean(dim=0) >= MIN_ACTIVE
+    return bool((active & (evidence.gradient[evidence.weight] == 0).all(dim=0)).any())
 
 
 def _infer_one_label(evidence: Evidence) -> Tensor:
