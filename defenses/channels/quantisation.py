@@ -9,6 +9,9 @@ from defenses.quantisation import Norm, SignScale, compute_size, count_steps
 
 APPROXIMATION_ERROR = 0.3
 """Assumed error of a simulation that treats several local steps as one, relative to each tensor's root mean square."""
+MAX_SCALE = 2.0
+"""Largest factor by which a tensor of such a simulation is enlarged or reduced to the size of the received one. Without a limit,
+searches in pixels, whose first gradients are far from the received one, end at wrong images."""
 
 
 def sign(scale: SignScale = "none", *, error_feedback: bool = False) -> Channel:
@@ -92,14 +95,15 @@ def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor, share: Tenso
 def _pull_to_scaled_interval(values: Tensor, centre: Tensor, half: Tensor) -> Tensor:
     """Return the result of `_pull_to_interval` for values of an approximate simulation.
 
-    The values are multiplied by <centre, centre> / <values, centre>, since several local steps on the same examples make another
-    size than one step, and a free size would let the attack shrink the contrast of images until all values lie in the interval
-    around zero. The error of the values is taken as `APPROXIMATION_ERROR` times the root mean square of the centres. Intervals
-    that are wide for this error say only where they end (share 0), narrow intervals are as good as a received value (share 1).
+    The values are multiplied by <centre, centre> / <values, centre>, by a factor between 1 / `MAX_SCALE` and `MAX_SCALE`. Several
+    local steps on the same examples make another size than one step, and a free size would let the attack shrink the contrast of
+    images until all values lie in the interval around zero. The error of the values is taken as `APPROXIMATION_ERROR` times the
+    root mean square of the centres. Intervals that are wide for this error say only where they end (share 0), narrow intervals
+    are as good as a received value (share 1).
     """
     power, overlap = centre.square().sum(), (values * centre).sum()
-    similar = overlap > 1e-3 * power
-    scale = torch.where(similar, power / torch.where(similar, overlap, 1), 1)
+    similar = overlap > power / MAX_SCALE
+    scale = torch.where(similar, power / torch.where(similar, overlap, 1), MAX_SCALE).clamp(min=1 / MAX_SCALE)
     error = APPROXIMATION_ERROR * centre.square().mean().sqrt()
     width = half / (3**0.5 * error).clamp(min=torch.finfo(values.dtype).tiny)
     share = 1 / (1 + width**4)

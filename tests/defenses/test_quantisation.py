@@ -190,8 +190,9 @@ def test_the_channel_of_approximate_simulations_is_free_of_their_size(bits: int)
     def expect(values: torch.Tensor, *, approximate: bool = True) -> torch.Tensor:
         return channel.expect_update({"w": values}, known, approximate=approximate)["w"]
 
-    for size in (0.01, 1.0, 30.0):
+    for size in (0.6, 1.0, 1.9):
         assert torch.allclose(expect(size * sent), sent)  # proportional to the message
+    for size in (0.9, 1.7):
         assert torch.allclose(expect(size * u), expect(u))
     assert not torch.allclose(expect(30 * u, approximate=False), expect(u, approximate=False))
     scaled = u * sent.square().sum() / (u * sent).sum()
@@ -203,6 +204,14 @@ def test_the_channel_of_approximate_simulations_is_free_of_their_size(bits: int)
     assert kept.mean() < 0.05 if bits == 3 else kept.mean() > 0.95
     beyond = (scaled - sent)[~inside]
     assert torch.allclose(rest[~inside], beyond - (1 - kept.mean()) * half * beyond.sign())
+
+
+@pytest.mark.parametrize(("size", "scale"), [(0.1, 2.0), (0.0, 2.0), (-0.5, 2.0), (8.0, 0.5)])
+def test_the_channel_of_approximate_simulations_scales_by_at_most_two(size: float, scale: float) -> None:
+    sent = torch.tensor([3.0, -3.0, 1.0, 0.0], dtype=torch.float64)  # narrow intervals, so that values are taken as they are
+    channel = channels.uniform(16)
+    expected = channel.expect_update({"w": size * sent}, channel.learn({"w": sent}), approximate=True)["w"]
+    assert torch.allclose(expected, scale * size * sent)
 
 
 def test_the_channel_of_sign_is_exact_for_right_signs_and_soft_for_wrong_ones() -> None:
