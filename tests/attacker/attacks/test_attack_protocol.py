@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import run_attacker
 from federations import federate
-from typer.testing import CliRunner
 
 import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, estimate_effort
 from attacker.attacks.needs import list_oracles
-from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.replay.replay import Replay
@@ -150,9 +149,9 @@ def test_wrong_answer_fails_with_advice(run: Path, fault: str, words: str, monke
 def test_verbose_shows_the_traceback_of_an_attack(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
     command = ["replay", str(run), "--attack", "brightness", "--set", "fault=raises", "--no-null"]
-    result = CliRunner().invoke(app, command)
+    result = run_attacker(*command)
     assert "Traceback" not in result.output
-    result = CliRunner().invoke(app, [*command, "--verbose"])
+    result = run_attacker(*command, "--verbose")
     assert "Traceback" in result.output
     assert 'raise TypeError("a bug of the attack")' in result.output
     assert isinstance(result.exception, RuntimeError)
@@ -212,6 +211,6 @@ def test_custom_decoder_is_admitted_when_the_command_line_names_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(references.CODE_VARIABLE, "")
     command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
-    result = CliRunner().invoke(app, command)
+    result = run_attacker(*command)
     assert result.exit_code == 0, result.output
     assert references.list_admitted() == ("named_decoders:same",)

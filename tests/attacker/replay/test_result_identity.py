@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run_attacker
 from federations import federate
-from typer.testing import CliRunner
 
 from attacker.attacks import ATTACKS, AttackSpec
-from attacker.cli import app as cli
 from attacker.replay import identity, metadata
 from attacker.replay.identity import identify_version
 from attacker.replay.replay import Replay
@@ -223,7 +222,7 @@ def test_results_with_an_oracle_depend_on_the_true_examples(tmp_path: Path) -> N
                 *oracles,
                 "--json",
             ]
-            done = CliRunner().invoke(cli, call)
+            done = run_attacker(*call)
             assert done.exit_code == 0, done.output
             folders[truth.name, bool(oracles)] = json.loads(done.stdout)[0]["folder"]
     assert folders["truth", True] == folders["moved", True] != folders["other", True]

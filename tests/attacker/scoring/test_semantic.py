@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import join_lines, run_attacker
 from federations import federate
 from torch import Tensor
-from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec
-from attacker.cli import app
 from attacker.replay.replay import Replay
 from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
@@ -102,9 +101,9 @@ def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None
         done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
     scorer = Scorer(run, [run / "truth"])
     assert all((row.tag_jaccard, row.tag_reason) == (None, semantic.NOT_ASKED) for row in scorer.score(done.folder))
-    result = CliRunner().invoke(app, ["score", str(run), "--tagger", f"{own}:brightness"])
+    result = run_attacker("score", run, "--tagger", f"{own}:brightness")
     assert result.exit_code == 0, result.output
-    assert f"tags by {own}:brightness: mean Jaccard similarity" in " ".join(result.output.split())
+    assert f"tags by {own}:brightness: mean Jaccard similarity" in join_lines(result.output)
     rows = read_rows(run / "scores.jsonl")
     assert {row.tagger for row in rows} == {f"{own}:brightness"}
     for row in rows:

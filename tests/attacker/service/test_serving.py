@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from command_line import run_attacker
 
-from attacker.cli import app
 from attacker.service.background import BackgroundWork
 from attacker.service.http.app import create_app, make_components
 from attacker.service.server import make_server, open_listener
@@ -139,7 +138,7 @@ print(loaded, len(gc.get_objects()))
 
 def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
     with hold_lock(claim_folder(root / ".attacker") / "service.lock"):
-        stream_of_events = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
+        stream_of_events = run_attacker("serve", root, "--port", "0", "--workers", "0", "--no-token")
     assert (stream_of_events.exit_code, stream_of_events.stdout) == (2, "")
     assert "another process is working there" in stream_of_events.stderr
 

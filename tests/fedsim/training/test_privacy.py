@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run_fedsim
 
 from defenses.privacy.accounting import (
     bound_reconstruction,
@@ -19,7 +19,6 @@ from defenses.privacy.accounting import (
     compute_epsilon_poisson,
 )
 from defenses.privacy.sensitivity import Noise
-from fedsim.cli import app
 from fedsim.config.experiment import ExperimentError
 from fedsim.recording import Training
 from fedsim.training.batches import Cursor, draw_batches
@@ -217,18 +216,17 @@ def test_the_smallest_client_and_the_networks_own_tensors_are_counted(federate: 
 
 
 def test_show_prints_a_column_only_for_a_finite_epsilon(federate: Callable[..., Any]) -> None:
-    runner = CliRunner()
     for name, changes, shown, hidden in (
         ("plain", {}, [], ["epsilon"]),
         ("noisy", {"defense": "clip(0.5) | gaussian(2)"}, ["epsilon (client)"], ["(example)", "global"]),
         ("central", {"strategy": CENTRAL}, ["epsilon (global model)"], ["client)"]),
     ):
         run = federate(name, rounds=1, **changes)
-        result = runner.invoke(app, ["show", str(run.out)], env={"COLUMNS": "200"})
+        result = run_fedsim("show", run.out, env={"COLUMNS": "200"})
         assert result.exit_code == 0, result.output
         flat = " ".join(result.output.replace("┃", " ").split())
         assert all(words in flat for words in shown), flat
         assert not any(words in flat for words in hidden), flat
-    measured = json.loads(runner.invoke(app, ["show", str(run.out), "--json"]).stdout)["per_round"][0]
+    measured = json.loads(run_fedsim("show", run.out, "--json").stdout)["per_round"][0]
     assert measured["epsilon_client"] == INFINITY_TEXT
     assert measured["epsilon_central"] == pytest.approx(compute_epsilon(Noise(2.0), delta=1e-5))
