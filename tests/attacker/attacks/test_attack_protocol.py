@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import run_attacker
-from federations import federate
+from federations import federate, make_replay
+from observations import make_image_case
 
 import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
@@ -60,7 +61,7 @@ def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def replay(run: Path, *, null: bool = False, **arguments: object) -> Replay:
     spec = AttackSpec(name="brightness", arguments=arguments, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions")
+    return make_replay(run, spec)
 
 
 def test_custom_attack_is_replayed_with_its_null_and_scored(run: Path) -> None:
@@ -193,8 +194,8 @@ def test_oracles_follow_from_the_needs(tmp_path: Path) -> None:
     assert list_oracles(AttackSpec(name="cpl").build().needs) == ()
 
 
-def test_built_reconstruction_fills_the_places_of_every_observation(image_case) -> None:
-    case, x, y = image_case(0)
+def test_built_reconstruction_fills_the_places_of_every_observation() -> None:
+    case, x, y = make_image_case(0)
     several = Case((case.observations[0], case.observations[0]))
     found = build_reconstruction(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
     assert [slot.example for slot in found.slots] == [0, 1]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,8 +65,7 @@ def count_patients(seed: int) -> tuple[int, int]:
     age, pressure = 0.2 + 0.6 * torch.rand(4, generator=rng), 0.3 + 0.3 * torch.rand(4, generator=rng)
     smokes = (torch.rand(4, generator=rng) < 0.5).float()
     x, y = torch.stack([age, pressure, smokes, 1 - smokes], dim=1), (age + smokes > 1).long()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seed_default(seed):
         model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
     gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
     found = solve(fedleak.observe(model, "cross_entropy", gradient, shape=(4,), num_examples=4))
