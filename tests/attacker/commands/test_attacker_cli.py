@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
+from changed_recordings import change_manifest
 from command_line import join_lines, run_attacker
 from federations import federate
 from safetensors.torch import save_file
@@ -59,10 +60,7 @@ def replay(run: Path, *more: object) -> Result:
 
 def rename_model(run: Path, name: str) -> None:
     """Replace the model's name in a recording by one that the project does not have."""
-    path = run / "recording" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["model"] = {"name": name, "arguments": {}}
-    path.write_text(json.dumps(manifest))
+    change_manifest(run / "recording", model={"name": name, "arguments": {}})
 
 
 @pytest.mark.parametrize("name", ["theirs:network", "their_network"])

@@ -2,15 +2,15 @@
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from changed_recordings import change_index, change_manifest
 from command_line import join_lines, run_attacker
-from federations import federate
+from federations import federate, make_replay
+from observations import make_image_case
 
 from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
 from attacker.attacks.needs import MAX_EXAMPLES
@@ -35,20 +35,16 @@ def bad(run: Path) -> str:
 
 def replay(run: Path, *, null: bool = False, **settings) -> Replay:
     spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+    return make_replay(run, spec, **settings)
 
 
 def alter(run: Path, column: str, value: object, where: str = "1") -> None:
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index:
-        index.execute(f"UPDATE observations SET {column} = ? WHERE {where}", (value,))
-        index.commit()
+    change_index(run / "recording", f"UPDATE observations SET {column} = ? WHERE {where}", value)
 
 
 def describe(run: Path, part: str, **changes: object) -> None:
-    path = run / "recording" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest[part] |= changes
-    path.write_text(json.dumps(manifest))
+    manifest = json.loads((run / "recording" / "manifest.json").read_text())
+    change_manifest(run / "recording", **{part: manifest[part] | changes})
 
 
 @pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**52])
@@ -102,8 +98,8 @@ def test_command_line_announces_megabytes_and_states_failures(run: Path, bad: st
     assert (part["done"], len(part["failed"])) == (4, 2)
 
 
-def test_largest_number_of_examples_is_accepted_and_one_more_refused(image_case) -> None:
-    case, _, _ = image_case(0)
+def test_largest_number_of_examples_is_accepted_and_one_more_refused() -> None:
+    case, _, _ = make_image_case(0)
     most, more = (Case((replace(case.observations[0], num_examples=MAX_EXAMPLES + extra),)) for extra in (0, 1))
     assert find_unmet(cpl(), most) == []
     assert find_unmet(cpl(), more) == [Need.FEW_EXAMPLES.value]
@@ -135,8 +131,7 @@ def test_altered_row_fails_alone(run: Path, bad: str, column: str, value: object
 
 def test_a_round_is_absent_only_where_the_index_has_no_row_of_it(run: Path, bad: str) -> None:
     both = frozenset({1, 2})
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute(f"DELETE FROM observations WHERE round = 2 AND client = '{bad}'")
+    change_index(run / "recording", "DELETE FROM observations WHERE round = 2 AND client = ?", bad)
     assert replay(run, rounds=both).run().notes == []
     alone = replay(run, rounds=both, clients=frozenset({bad})).run()
     assert alone.notes == ["the recording holds nothing of the chosen clients in round 2"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run_attacker
-from federations import federate
+from federations import federate, make_replay
 
 from attacker.attacks import ATTACKS, AttackSpec
 from attacker.replay import identity, metadata
@@ -114,7 +114,7 @@ def test_results_of_an_edited_file_are_separate(tmp_path: Path) -> None:
     for seed in range(2):
         images = np.random.default_rng(seed).integers(0, 256, (20, 8, 8), dtype=np.uint8)
         np.savez(archive, images=images, labels=np.arange(20) % 10)
-        done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+        done = make_replay(run, spec).run()
         assert (done.done, done.skipped) == (1, 0)
         folders.add(done.folder)
     assert len(folders) == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import run_attacker
+from federations import make_replay
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.cases import UNNAMED_CLIENT
@@ -47,7 +48,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def replay(run: Path, *, null: bool = False, **settings) -> Replay:
     spec = AttackSpec(name="spans", arguments={"anonymous": True}, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+    return make_replay(run, spec, **settings)
 
 
 def test_attack_sees_neither_names_nor_a_fixed_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_every_example_of_all_clients_is_scored_once_and_rows_name_the_weaker_at
 
 def test_report_says_that_the_names_were_withheld(run: Path) -> None:
     replay(run).run()
-    named = Replay(recording=Recording(run / "recording"), spec=AttackSpec(name="spans"), out=run / "reconstructions")
+    named = make_replay(run, AttackSpec(name="spans"))
     named.run()
     facts = [json.loads(path.read_text())["withheld"] for path in sorted((run / "reconstructions").glob("*/attack.json"))]
     assert sorted(facts) == [[], ["client names"]]

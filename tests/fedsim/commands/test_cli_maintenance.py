@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_recordings import change_manifest
 from command_line import join_lines, run_fedsim
 
 from fedsim.config.experiment import read
@@ -46,8 +47,7 @@ def test_damage_is_named_and_is_status_1(finished: Path) -> None:
 
 
 def test_a_recording_that_names_unadmitted_code_is_not_called_damaged(finished: Path) -> None:
-    path = finished / "recording" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"defense": "somebody:HALVE(keep=0.5)"}))
+    change_manifest(finished / "recording", defense="somebody:HALVE(keep=0.5)")
     result = run_fedsim("verify", "done")
     assert result.exit_code == 2
     assert "damaged" not in result.stdout + result.stderr

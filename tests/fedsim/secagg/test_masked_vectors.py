@@ -1,7 +1,5 @@
 """Tests that a single masked vector looks like uniform random words, and that the statistical tests detect weaker masks."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -109,7 +107,7 @@ def test_the_key_stream_is_chacha20() -> None:
     assert words.astype("<u4").tobytes().hex().startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
 
 
-def test_one_bit_of_a_seed_changes_the_whole_mask(some_words: Callable[[int], Seen]) -> None:
+def test_one_bit_of_a_seed_changes_the_whole_mask() -> None:
     one, two = np.zeros(1000, np.uint32), np.zeros(1000, np.uint32)
     add_mask(one, bytes(32))
     for place in range(0, 256, 37):  # bits in the whole seed, since it must not be folded
