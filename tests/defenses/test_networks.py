@@ -23,9 +23,9 @@ def mlp(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def build_guarded(beta: float = 0.5, bottleneck: int = 2, seed: int = 0) -> nn.Module:
-    with seed_default(seed):
-        return precode(mlp(), bottleneck=bottleneck, beta=beta)
+def build_guarded(beta: float = 0.5) -> nn.Module:
+    with seed_default(0):
+        return precode(mlp(), bottleneck=2, beta=beta)
 
 
 def block_of(model: nn.Module) -> Bottleneck:

@@ -6,19 +6,14 @@ from typing import Any
 
 import pytest
 from changed_recordings import change_manifest
+from cli_runs import SMALL
 from command_line import join_lines, run_fedsim
 
 from fedsim.config.experiment import read
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 
-EXPERIMENT = """
-rounds = 3
-model = { name = "mlp", hidden = [4] }
-data = "digits"
-clients = { count = 3 }
-training = { learning_rate = 0.5, batch_size = 4, steps = 1 }
-"""
+EXPERIMENT = SMALL.replace("rounds = 2", "rounds = 3")
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ Members = dict[int, Participant]
 Sealed = dict[int, dict[int, bytes]]
 
 
-def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
-    """Return members after the exchange of shares, and the encrypted shares that each of them is to receive."""
-    begun = {i: participant.setup(CONTEXT, threshold, draw_bytes) for i in range(1, count + 1)}
+def shared() -> tuple[Members, Sealed]:
+    """Return four members after the exchange of shares, and the encrypted shares that each is to receive; the threshold is 3."""
+    begun = {i: participant.setup(CONTEXT, 3, draw_bytes) for i in range(1, 5)}
     publics = {i: me.publics for i, me in begun.items()}
     members, given = {}, {}
     for i, me in begun.items():
@@ -24,8 +24,8 @@ def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
     return members, {i: {j: given[j][i] for j in given if j != i} for i in given}
 
 
-def collect_members(count: int = 4, threshold: int = 3) -> Members:
-    members, given = shared(count, threshold)
+def collect_members() -> Members:
+    members, given = shared()
     return {i: participant.mask(participant.receive(me, given[i]), np.zeros(4, np.uint32))[0] for i, me in members.items()}
 
 

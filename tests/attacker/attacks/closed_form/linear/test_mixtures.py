@@ -14,7 +14,7 @@ from fedsim.recording import Observation
 CERTAIN = 0.9
 
 
-def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[Tensor, Observation]:
+def observe_trained(seed: int) -> tuple[Tensor, Observation]:
     """Return a batch of synthetic images and its observation, behind two hidden layers that were trained on other images."""
     torch.manual_seed(seed)
     patterns = torch.rand(3, 10, 1, 8, 8)[0]
@@ -24,7 +24,7 @@ def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[T
         x = 0.25 * (patterns[y] - 0.5) + 0.2 * (torch.rand(count, 1, 8, 8) - 0.5) + 0.3 * (torch.rand(count, 1, 1, 1) - 0.5)
         return (x + 0.5).clamp(0, 1), y
 
-    layers = (nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+    layers = (nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
     model = nn.Sequential(nn.Flatten(), *layers)
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(60):
@@ -32,9 +32,9 @@ def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[T
         optimiser.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimiser.step()
-    x, y = draw(examples)
+    x, y = draw(6)
     gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
-    return x, fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=examples)
+    return x, fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=6)
 
 
 def solve(observation: Observation) -> Reconstruction:
