@@ -1,12 +1,15 @@
-"""Small federations that tests attack, audit and score."""
+"""Small federations that tests attack, audit and score, and replays of attacks on them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attacker.attacks import AttackSpec
+from attacker.replay.replay import Replay
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
+from fedsim.recording import Recording
 
 
 def federate(
@@ -28,3 +31,8 @@ def federate(
     run = FederationRun(experiment=validate(experiment, source="test"), out=out, client_seed=1, device=device)
     engines.run(run, engine="local")
     return out
+
+
+def make_replay(run: Path, spec: AttackSpec, **settings: Any) -> Replay:
+    """Return a replay of an attack on a run. settings: of `Replay`, without which results go to the run's reconstructions."""
+    return Replay(**{"recording": Recording(run / "recording"), "spec": spec, "out": run / "reconstructions", **settings})

@@ -1,11 +1,22 @@
 """Generators of random numbers and of images for tests."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Generator, Tensor
 
 
 def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
+
+
+@contextmanager
+def seed_default(seed: int) -> Iterator[None]:
+    """Seed PyTorch's default generator within a `with` block, and restore its state at the end."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def draw_smooth_images(count: int, side: int = 16) -> tuple[Tensor, Tensor]:

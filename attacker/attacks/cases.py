@@ -36,7 +36,12 @@ class Case:
     @property
     def key(self) -> str:
         """The name of the case, see `build_case_key`; its files are named after it."""
-        return build_case_key([observation.round for observation in self.observations], self.observations[0].client)
+        return build_case_key(self.rounds, self.observations[0].client)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The round of each observation."""
+        return [observation.round for observation in self.observations]
 
 
 def build_case_key(rounds: Sequence[int], client: str) -> str:

@@ -77,6 +77,10 @@ class Images:
         """Return the first `count` images, or all if there are fewer."""
         return replace(self, x=self.x[:count], y=self.y[:count])
 
+    def split(self, count: int) -> list["Images"]:
+        """Return consecutive parts of `count` images each; the last part may be smaller."""
+        return [replace(self, x=x, y=y) for x, y in zip(self.x.split(count), self.y.split(count), strict=True)]
+
     def of(self, rows: Sequence[int]) -> "Images":
         """Return the images with the indices `rows`, in this order."""
         return replace(self, x=self.x[list(rows)], y=self.y[list(rows)])

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from generators import seeded
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacker.attacks import Case
 from defenses import DefenseSpec
@@ -81,6 +81,29 @@ def observe_rounds(
         found.append(make_observation(sent, weights, model=model, data=data, training=settings, defense=defense, **facts))
         weights = {name: w + sent[name] for name, w in weights.items()}
     return Case(tuple(found))
+
+
+def observe_loss(loss: Tensor, network: nn.Module, *, model: ModelSpec, data: DataSpec, training: Training) -> Observation:
+    """Return the observation of a client that takes one step along the gradient of `loss`, whatever `training` states."""
+    gradient = torch.autograd.grad(loss, list(network.parameters()))
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    update = {name: -training.learning_rate * g for name, g in zip(weights, gradient, strict=True)}
+    return make_observation(update, weights, model=model, data=data, training=training)
+
+
+def observe_steps(*batches: LocalBatch, **settings: Any) -> Observation:
+    """Return the observation of a client that takes one step on each of the batches. settings: as for `observe_rounds`."""
+    return observe_rounds([batches], noise_seed=98, **settings).observations[0]
+
+
+def make_image_case(index: int = 0, **settings: Any) -> tuple[Case, Tensor, Tensor]:
+    """Return an attack's input (case) for one smooth 8x8 grey image on a small LeNet, the image and its label."""
+    data = DataSpec(shape=(1, 8, 8), num_classes=4)
+    grid = torch.linspace(0, 1, 8)
+    x = (0.5 + 0.4 * torch.sin(3 * grid[:, None] + index) * torch.cos(2 * grid[None] - index))[None, None]
+    y = torch.tensor([index % 4])
+    observation = observe_steps((x, y), model=ModelSpec(name="lenet_dlg"), data=data, client=f"c{index}", **settings)
+    return Case((observation,)), x, y
 
 
 def observe_sums(

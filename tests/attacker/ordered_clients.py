@@ -1,6 +1,6 @@
 """Clients that take several local steps per round, each on a batch of some of their examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from checkpoint_memory import DictMemory
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor
 
 from attacker.attacks import Attack, Case
@@ -15,16 +16,13 @@ from attacker.reconstruction import Reconstruction
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
-Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 
 
-def observe_batches(
-    observe: Observe, x: Tensor, y: Tensor, orders: Sequence[Sequence[int]], rate: float = 1.0, **settings: object
-) -> Observation:
+def observe_batches(x: Tensor, y: Tensor, orders: Sequence[Sequence[int]], rate: float = 1.0, **settings: object) -> Observation:
     """Return what the server sees of a client that takes a step on each of these batches, and uses each example once an epoch."""
     batches = [(x[list(order)], y[list(order)]) for order in orders]
-    seen = observe(*batches, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=rate, **settings)
+    seen = observe_steps(*batches, model=ModelSpec(name="lenet_dlg"), data=DATA, learning_rate=rate, **settings)
     epochs = sum(map(len, orders)) // len(y)
     return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
 

@@ -5,16 +5,16 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from observations import observe_steps
 
 from attacker.attacks import ATTACKS, Case
 from attacker.reconstruction import Reconstruction
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 ROOT = Path(__file__).parents[2]
 CANDIDATES = Path(__file__).parent / "attacks" / "membership" / "candidates.npz"
@@ -98,7 +98,7 @@ WITH_TRUE_EXAMPLES = (
 """Modules that could hold or read the examples that clients trained on."""
 
 
-def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Path, observe: Callable[..., Observation]) -> None:
+def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Path) -> None:
     """Each attack and its null run on two rounds of one example, and may not open any file beside the recording."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), torch.rand(1, 1, 8, 8)
     kinds = {
@@ -110,7 +110,7 @@ def test_every_attack_runs_without_modules_that_hold_true_examples(tmp_path: Pat
     }
     seen = {}
     for kind, own in kinds.items():
-        both = [observe((x, torch.tensor([2])), data=data, learning_rate=0.01, **own) for _ in "12"]
+        both = [observe_steps((x, torch.tensor([2])), data=data, learning_rate=0.01, **own) for _ in "12"]
         seen[kind] = [replace(one, round=number) for number, one in enumerate(both, start=1)]
     (tmp_path / "rounds").write_bytes(pickle.dumps(seen))
     (tmp_path / "truth.json").write_text("{}")

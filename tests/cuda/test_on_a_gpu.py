@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
@@ -98,7 +98,7 @@ def test_a_chunk_that_does_not_fit_in_gpu_memory_is_still_attacked(tmp_path: Pat
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.7 * peak + 2**27) / total)
     try:
-        replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=8)
+        replay = make_replay(run, spec, out=tmp_path / "out", device="cuda", chunk=8)
         assert replay.run().done == 8
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
@@ -110,7 +110,7 @@ def test_nothing_stays_on_the_gpu_after_a_replay(tmp_path: Path) -> None:
     before = torch.cuda.memory_allocated()
     for seed in range(3):
         spec = AttackSpec(name="cpl", arguments={"steps": 2})
-        Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", seed=seed).run()
+        make_replay(run, spec, out=tmp_path / "out", device="cuda", seed=seed).run()
     assert torch.cuda.memory_allocated() - before < 2**24
 
 
@@ -151,7 +151,7 @@ def test_bfloat16_gives_finite_results_near_those_of_float32(tmp_path: Path) -> 
 def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", model="lenet_cpl", data=PHOTOS, clients=4)
     spec = AttackSpec(name="cpl", arguments={"steps": 2})
-    replay = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
+    replay = make_replay(run, spec, out=tmp_path / "out", device="cuda", chunk=1, workers=2)
     result = replay.run()
     assert (result.done, result.failed) == (4, {})
 

@@ -4,7 +4,7 @@ import torch
 from generators import seeded
 from torch import Generator, Tensor
 
-from defenses import DEFENSES, DefenseSpec, State, Update
+from defenses import DEFENSES, Defense, DefenseSpec, State, Update
 
 NAMES = sorted(DEFENSES)
 KINDS = {name: DEFENSES[name] for name in NAMES}
@@ -44,6 +44,11 @@ def update(dtype: torch.dtype = torch.float32, seed: int = 7) -> dict[str, Tenso
         "empty": torch.zeros(0, 2, dtype=dtype),
         "turned": torch.randn(2, 3, generator=drawn).to(dtype).T,
     }
+
+
+def apply_once(defense: Defense, given: Update, seed: int = 0) -> Update:
+    """Return what a defense in its first state sends of an update."""
+    return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def run(spec: str, given: Update, seed: int = 0, rounds: int = 1) -> tuple[Update, State]:

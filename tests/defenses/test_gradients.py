@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -28,8 +29,7 @@ def linear() -> GradientProblem:
 
 
 def classifier(seed: int = 0, norm: bool = False) -> tuple[GradientProblem, dict[str, Tensor]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seed_default(seed):
         between = [nn.BatchNorm1d(5)] if norm else []
         model = nn.Sequential(nn.Linear(4, 5), *between, nn.Sigmoid(), nn.Linear(5, 3)).eval()
     problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)

@@ -17,8 +17,8 @@ def batch(count: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.rand(count, 2, 3, 3, generator=rng), to_one_hot(torch.arange(count) % K, K)
 
 
-def mix_batch(mixing: BatchTransform, seed: int = 0, pool: Tensor | None = None, count: int = 6) -> tuple[Tensor, Tensor]:
-    return mixing.mix(*batch(count), Generator().manual_seed(seed), pool)
+def mix_batch(mixing: BatchTransform, pool: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return mixing.mix(*batch(6), Generator().manual_seed(0), pool)
 
 
 POOL = torch.rand(50, 2, 3, 3, generator=Generator().manual_seed(9))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call, grad, vmap
@@ -18,15 +19,13 @@ ALL = ["mlp", "lenet_cpl", "lenet_rog", "resnet20_4"]
 
 
 def mlp(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seed_default(seed):
         return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
-def build_guarded(beta: float = 0.5, bottleneck: int = 2, seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return precode(mlp(), bottleneck=bottleneck, beta=beta)
+def build_guarded(beta: float = 0.5) -> nn.Module:
+    with seed_default(0):
+        return precode(mlp(), bottleneck=2, beta=beta)
 
 
 def block_of(model: nn.Module) -> Bottleneck:
@@ -40,8 +39,7 @@ Y = torch.tensor([0, 2, 1])
 
 @pytest.fixture(autouse=True)
 def _restored_generator() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(11)
+    with seed_default(11):
         yield
 
 

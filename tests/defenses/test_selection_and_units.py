@@ -5,19 +5,16 @@ import math
 import pytest
 import torch
 from generators import seeded
+from registered_defenses import apply_once
 from torch import Tensor
 
-from defenses import Defense, DefenseSpec, Update, channels, clip, gaussian, in_gradient_units, masked, sign, top_k, withhold
+from defenses import Defense, DefenseSpec, channels, clip, gaussian, in_gradient_units, masked, sign, top_k, withhold
 
 
 def update() -> dict[str, Tensor]:
     drawn = seeded(1)
     shapes = {"0.weight": (3, 2), "0.bias": (3,), "6.weight": (2, 3), "6.bias": (2,), "16.weight": (4,)}
     return {name: torch.randn(shape, generator=drawn, dtype=torch.float64) for name, shape in shapes.items()}
-
-
-def apply_once(defense: Defense, given: Update, seed: int = 0) -> Update:
-    return defense.apply(given, defense.init(given), seeded(seed))[0]
 
 
 def touched(defense: Defense) -> set[str]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from generators import seed_default
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
@@ -45,8 +46,7 @@ def compute_scores_in_loop(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def small() -> tuple[nn.Module, GradientProblem, dict[str, Tensor]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seed_default(4):
         model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 4)).eval()
     problem = GradientProblem(model, lambda weights, x: functional_call(model, dict(weights), (x,)), nn.functional.cross_entropy)
     return model, problem, {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
@@ -111,8 +111,7 @@ def test_batch_norm_moves_its_statistics_once_and_dropout_draws_once() -> None:
         def forward(weights: dict[str, Tensor], x: Tensor, moved: dict[str, Tensor] = moved) -> Tensor:
             return functional_call(model, {**moved, **weights}, (x,))
 
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
+        with seed_default(3):
             gradient, _ = rule.gradient(GradientProblem(model, forward, nn.functional.cross_entropy), weights, x, y, Generator())
         found.append((gradient, moved))
     (plainly, moved), (pruned, moved_too) = found

@@ -9,14 +9,11 @@ import torch
 from generators import seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from registered_defenses import apply_once
 from torch import Tensor
 
 from defenses import Defense, DefenseSpec, Update, channels, gradient_dropout, prune, random_k, top_k
 from defenses.sparsification import count_kept, find_largest
-
-
-def apply_once(defense: Defense, update: Update, seed: int = 0) -> Update:
-    return defense.apply(update, defense.init(update), seeded(seed))[0]
 
 
 def of(defense: Defense, *values: float) -> list[float]:

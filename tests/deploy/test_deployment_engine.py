@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import join_lines, run_fedsim
 from processes import wait_until
-from typer.testing import CliRunner
 
-from fedsim.cli import app
 from fedsim.config.experiment import read
 from fedsim.deployment.folders import prepare
 from fedsim.deployment.mounts import explain_missing_isolation
@@ -28,7 +27,7 @@ def test_secure_aggregation_gives_the_same_sum_on_a_deployment_as_in_one_process
     path, sums = write_experiment.write(tmp_path, rounds=1, clients=2), {}
     for engine in ("deployment", "local"):
         words = ["run", str(path), "--device", "cpu", "--out", str(tmp_path / engine), "--engine", engine, "--client-seed", "7"]
-        done = CliRunner().invoke(app, [*words, "--set", "secure_aggregation=true", "--json"])
+        done = run_fedsim(*words, "--set", "secure_aggregation=true", "--json")
         assert done.exit_code == 0, done.stderr
         recording = Recording(tmp_path / engine / "recording")
         (sums[engine],) = recording.read_observations()
@@ -74,7 +73,7 @@ def test_a_native_run_without_any_answer_fails_with_the_reason_from_the_server(t
     command = [sys.executable, str(root / "deploy" / "native"), str(path), str(layout.root), "--insecure"]
     command += ["--open"] if explain_missing_isolation() else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    output = " ".join(done.stderr.split())
+    output = join_lines(done.stderr)
     assert done.returncode == 1, output
     assert "no client ever answered: 1 of 1 replies are missing, the first, of client " in output
     assert (
@@ -101,9 +100,9 @@ def test_wrong_or_unreachable_superlinks_are_refused_with_advice(
 ) -> None:
     path = write_experiment.write(tmp_path, rounds=1, clients=2)
     given = ["run", str(path), "--device", "cpu", "--out", str(tmp_path / "run"), *words]
-    done = CliRunner().invoke(app, [word.format(port=find_free_port()) for word in given])
+    done = run_fedsim(*[word.format(port=find_free_port()) for word in given])
     assert (done.exit_code, type(done.exception)) == (status, SystemExit)
-    assert advice in " ".join(done.stderr.split())
+    assert advice in join_lines(done.stderr)
     assert not (tmp_path / "run").exists()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -24,7 +24,6 @@ from started_service import DOCUMENTED_ADDRESS, StartedService
 
 from attacker.attacks import AttackSpec
 from attacker.commands import demo
-from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from fedsim import models
 from fedsim.deployment.certificates import make_server
@@ -141,7 +140,7 @@ def _make_run(kind: str, scored: bool) -> Path:
     if scored:
         for null in (False, True):
             spec = AttackSpec(name="exact", arguments={"fallback": "none"}, null=null)
-            Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+            make_replay(run, spec).run()
         for source in sorted((run / "reconstructions").iterdir()):
             Scorer(run, [run / "truth"]).score(source)
     return run

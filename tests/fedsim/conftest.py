@@ -6,20 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from awkward_tensors import AWKWARD
+from tiny_experiments import make_tiny
 from torch import Tensor
 
 from defenses import DefenseSpec
 from fedsim.recording import DataSpec, Manifest, ModelSpec, Training
-
-TINY: dict[str, Any] = {
-    "seed": 3,
-    "rounds": 2,
-    "model": {"name": "mlp", "hidden": [4]},
-    "data": "digits",
-    "clients": {"count": 3},
-    "training": {"learning_rate": 0.5, "batch_size": 4, "steps": 1},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -31,22 +23,16 @@ def _restored_global_state() -> Iterator[None]:
 
 
 @pytest.fixture
-def tiny() -> Callable[..., Any]:
-    """A function that returns an experiment of three clients with digits, with the given top-level keys replaced."""
-    from fedsim.config.experiment import validate
-
-    return lambda **changes: validate({**TINY, **changes}, source="tiny.toml")
-
-
-@pytest.fixture
-def federate(tmp_path: Path, tiny: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs the experiment of `tiny` in this process and returns the `FederationRun`."""
+def federate(tmp_path: Path) -> Callable[..., Any]:
+    """A function that runs the experiment of `make_tiny` in this process and returns the `FederationRun`."""
 
     def go(name: str = "run", *, client_seed: int | None = 5, on_round: Any = None, resume: bool = False, **changes: Any) -> Any:
         from fedsim.engine import engines as engine
         from fedsim.engine.run import FederationRun
 
-        run = FederationRun(experiment=tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume)
+        run = FederationRun(
+            experiment=make_tiny(**changes), out=tmp_path / name, device="cpu", client_seed=client_seed, resume=resume
+        )
         engine.run(run, engine="local", on_round=on_round)
         return run
 
@@ -66,33 +52,6 @@ def manifest() -> Manifest:
     )
 
 
-AWKWARD: dict[str, Tensor] = {
-    "z.nan": torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-45]),
-    "a.scalar": torch.tensor(1.5),
-    "empty": torch.zeros(0, 3),
-    "double": torch.tensor([1 / 3], dtype=torch.float64),
-    "half": torch.tensor([1 / 3], dtype=torch.float16),
-    "whole": torch.tensor([-(2**62)], dtype=torch.int64),
-    "turned": torch.arange(6.0).reshape(2, 3).T,
-    "part": torch.arange(6.0)[2:4],
-}
-"""Tensors that lossless storage must keep bit for bit: special values, shapes, types and views."""
-
-
-def are_identical(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    """Compare bit for bit, also NaN and the sign of zero; the order of names does not count."""
-
-    def bits(t: Tensor) -> tuple[Any, ...]:
-        return t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()
-
-    return {name: bits(t) for name, t in a.items()} == {name: bits(t) for name, t in b.items()}
-
-
 @pytest.fixture
 def awkward() -> dict[str, Tensor]:
     return {name: t.clone() if name not in ("turned", "part") else t for name, t in AWKWARD.items()}
-
-
-@pytest.fixture
-def same_bits() -> Callable[..., bool]:
-    return are_identical

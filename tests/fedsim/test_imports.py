@@ -38,14 +38,19 @@ def test_the_clients_modules_can_be_imported_without_flower_or_ray() -> None:
     assert done.stdout.strip() == "[]", "every client process would spend seconds on the import"
 
 
-def test_the_command_line_answers_without_loading_flower_ray_or_torch() -> None:
-    """Otherwise `--help` would take seconds."""
-    done = fresh(
-        "import sys, warnings\n"
-        "warnings.simplefilter('ignore')\n"
-        "import fedsim.cli\n"
-        "print([name for name in ('flwr', 'ray', 'torch', 'sklearn', 'skimage') if name in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("modules", "slow"),
+    [
+        ("fedsim.cli", ("flwr", "ray", "torch", "sklearn", "skimage")),
+        ("attacker.replay.executors.replay_worker, attacker.service.worker.main", ("torch", "numpy", "pydantic")),
+    ],
+)
+def test_command_line_and_workers_import_nothing_slow(modules: str, slow: tuple[str, ...]) -> None:
+    """Otherwise `--help` takes seconds.
+
+    Until a worker handles signals and redirects stdout, Ctrl-C kills it, and output of imports mixes with its answers.
+    """
+    done = fresh(f"import sys\nimport {modules}\nprint([name for name in {slow} if name in sys.modules])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
@@ -79,17 +84,6 @@ def test_packages_export_exactly_these_names(module: str, names: str) -> None:
     found = import_module(module)
     assert sorted(found.__all__) == sorted(names.split())
     assert all(hasattr(found, name) for name in found.__all__)
-
-
-def test_modules_of_workers_import_nothing_slow() -> None:
-    """Until a worker handles signals and redirects stdout, Ctrl-C kills it, and output of imports mixes with its answers."""
-    done = fresh(
-        "import sys\n"
-        "import attacker.replay.executors.replay_worker, attacker.service.worker.main\n"
-        "print([name for name in ('torch', 'numpy', 'pydantic') if name in sys.modules])"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
 
 
 def test_telemetry_of_flower_and_ray_is_off() -> None:

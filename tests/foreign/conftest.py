@@ -3,7 +3,7 @@
 import logging
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -108,14 +108,3 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     yield App(*loaded, folder=tmp_path / "theirs")
     for name in MODULES:
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def same() -> Callable[[Result, Result], bool]:
-    """A function that checks whether two federations ended with the same arrays, bit for bit."""
-
-    def compare(one: Result, two: Result) -> bool:
-        arrays = [{name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in result.arrays.items()} for result in (one, two)]
-        return bool(arrays[0]) and arrays[0] == arrays[1]
-
-    return compare

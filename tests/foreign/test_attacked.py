@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import join_lines, run_attacker
 from flwr.serverapp.strategy import FedAvg
 from torch import Tensor
-from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.simulation.client import build_network, convert_to_gradient, get_buffers
 from attacker.attacks.simulation.gradients import build_gradient
-from attacker.cli import app as attacker_app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.replay import Replay
 from fedsim.client import update_mod
@@ -94,12 +93,12 @@ def test_the_command_line_imports_the_network_only_if_the_option_model_names_it(
     monkeypatch.delitem(sys.modules, "task")
     monkeypatch.chdir(QUICKSTART)
     call = ["replay", str(app.folder), "--attack", "cpl", "--set", "steps=1", "--no-null", "--device", "cpu", "--json"]
-    refused = CliRunner().invoke(attacker_app, call)
+    refused = run_attacker(*call)
     assert refused.exit_code == 2
-    output = " ".join(refused.stderr.split())
+    output = join_lines(refused.stderr)
     assert "imported only with your permission: if you trust it, repeat the command with --model task:Net" in output
     assert "task" not in sys.modules
-    done = CliRunner().invoke(attacker_app, [*call, "--model", "task:Net"])
+    done = run_attacker(*call, "--model", "task:Net")
     assert done.exit_code == 0, done.stderr
     assert [part["done"] for part in json.loads(done.stdout)] == [3]
 
@@ -111,9 +110,9 @@ def test_without_truth_there_are_no_scores_but_a_report_with_images(app: Any) ->
         spec=AttackSpec(name="inverting_gradients", arguments={**ATTACK, "steps": 2}),
         out=app.folder / "reconstructions",
     ).run()
-    unscored = CliRunner().invoke(attacker_app, ["score", str(app.folder)])
+    unscored = run_attacker("score", app.folder)
     assert unscored.exit_code == 2
-    assert "has no folder truth" in " ".join(unscored.stderr.split())
-    shown = CliRunner().invoke(attacker_app, ["report", str(app.folder)])
+    assert "has no folder truth" in join_lines(unscored.stderr)
+    shown = run_attacker("report", app.folder)
     assert shown.exit_code == 0, shown.stderr
     assert (app.folder / "report.html").read_text().count("data:image/png") >= 3

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from changed_replies import rewrite
+from flwr.app import RecordDict
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
@@ -17,12 +18,9 @@ from fedsim.recording import DataSpec, Training
 RATE = 0.05
 
 
-def report_nothing(message: Message, context: Any, call_next: Any) -> Message:
+def report_nothing(content: RecordDict) -> None:
     """Make a client report the weight 0.5, which is not a number of examples."""
-    reply: Message = call_next(message, context)
-    if message.metadata.message_type == "train":
-        reply.content["metrics"]["num-examples"] = 0.5
-    return reply
+    content["metrics"]["num-examples"] = 0.5
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,7 @@ def report_nothing(message: Message, context: Any, call_next: Any) -> Message:
 )
 def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, training: dict[str, Any]) -> None:
     stated = Training(learning_rate=RATE, mode="train", **training)
-    client = {"batch_size": stated.batch_size, "limit": count, "momentum": stated.momentum, "mods": [report_nothing]}
+    client = {"batch_size": stated.batch_size, "limit": count, "momentum": stated.momentum, "mods": [rewrite(report_nothing)]}
     app.run(app.record(training=stated), rounds=1, **client)
     for observation in app.observations():
         assert observation.num_examples is None
@@ -45,7 +43,7 @@ def test_the_rank_of_a_linear_layer_counts_examples(app: Any, count: int, traini
 
 
 def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
-    app.run(app.record(), rounds=1, mods=[report_nothing])
+    app.run(app.record(), rounds=1, mods=[rewrite(report_nothing)])
     (observation, *_) = app.observations()
     assert add_estimate(observation)[0].num_examples == 1
     assert "is prescribed" in add_estimate(observation)[1]
@@ -53,7 +51,7 @@ def test_one_step_on_one_example_needs_no_estimate(app: Any) -> None:
 
 def test_results_use_an_estimate_and_name_it(app: Any) -> None:
     training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
-    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
+    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[rewrite(report_nothing)])
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2})
     replay = Replay(recording=app.recording, spec=spec, out=app.folder / "reconstructions")
     assert (replay.run().done, replay.run().skipped) == (3, 3)
@@ -69,7 +67,7 @@ def test_results_use_an_estimate_and_name_it(app: Any) -> None:
 def test_a_null_uses_the_prescribed_number_of_examples(app: Any, attack: str) -> None:
     """A null, the baseline that must not use the update, may not use an estimate from it either."""
     training = Training(learning_rate=RATE, batch_size=8, steps=1, mode="train")
-    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[report_nothing])
+    app.run(app.record(training=training), rounds=1, batch_size=8, limit=3, mods=[rewrite(report_nothing)])
     sizes = {}
     for null in (False, True):
         spec = AttackSpec(name=attack, arguments={"steps": 2}, null=null)

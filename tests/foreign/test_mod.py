@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from changed_replies import rewrite
 from flwr.app import Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
@@ -150,21 +151,14 @@ def test_an_app_that_consumes_the_message_is_supported(app: Any) -> None:
     assert all(norm(o.update) > 0.02 for o in app.observations())
 
 
-def rename(message: Message, context: Any, call_next: Any) -> Message:
+def rename(content: RecordDict) -> None:
     """Rename the record of weights, as an app may."""
-    reply: Message = call_next(message, context)
-    if message.metadata.message_type == "train":
-        reply.content["net"] = reply.content["arrays"]
-        del reply.content["arrays"]
-    return reply
+    content["net"] = content.pop("arrays")
 
 
-def half(message: Message, context: Any, call_next: Any) -> Message:
+def half(content: RecordDict) -> None:
     """Remove a tensor of the last layer, as an app may that does not share it."""
-    reply: Message = call_next(message, context)
-    if message.metadata.message_type == "train":
-        del reply.content["arrays"]["fc3.bias"]
-    return reply
+    del content["arrays"]["fc3.bias"]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +167,7 @@ def half(message: Message, context: Any, call_next: Any) -> Message:
 )
 def test_if_weights_are_not_found_nothing_is_sent_undefended(app: Any, inner: Any, words: str) -> None:
     contents: list[tuple[str, RecordDict]] = []
-    app.run(app.record(), mods=[spy(contents, []), update_mod("clip(1)"), inner], rounds=1)
+    app.run(app.record(), mods=[spy(contents, []), update_mod("clip(1)"), rewrite(inner)], rounds=1)
     assert not contents
     assert all(row.status == "failed" and words in row.reason for row in app.recording.read_rows())
 

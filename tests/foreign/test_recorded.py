@@ -151,21 +151,17 @@ def test_with_the_mod_the_inner_strategy_gets_names_in_the_order_that_was_sent(a
     assert orders == [list(app.task.NormedNet().state_dict())] * 3
 
 
-def make_failing_mod(number: int) -> Callable[..., Message]:
-    """Return a mod with which training fails on the client of one partition."""
-
-    def mod(message: Message, context: Any, call_next: Any) -> Message:
-        if context.node_config["partition-id"] == number and message.metadata.message_type == "train":
-            raise RuntimeError("out of memory")
-        answer: Message = call_next(message, context)
-        return answer
-
-    return mod
+def fail_on_one_client(message: Message, context: Any, call_next: Any) -> Message:
+    """Mod with which training fails on the client of partition 1."""
+    if context.node_config["partition-id"] == 1 and message.metadata.message_type == "train":
+        raise RuntimeError("out of memory")
+    answer: Message = call_next(message, context)
+    return answer
 
 
 def test_a_client_that_fails_is_a_failed_row_and_the_others_are_averaged(app: Any) -> None:
-    alone = app.run(FedAvg(), mods=[make_failing_mod(1)])
-    recorded = app.run(app.record(FedAvg()), mods=[make_failing_mod(1)])
+    alone = app.run(FedAvg(), mods=[fail_on_one_client])
+    recorded = app.run(app.record(FedAvg()), mods=[fail_on_one_client])
     assert {k: a.numpy().tobytes() for k, a in recorded.arrays.items()} == {
         k: a.numpy().tobytes() for k, a in alone.arrays.items()
     }

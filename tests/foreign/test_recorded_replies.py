@@ -7,22 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from changed_replies import rewrite
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from fedsim.recording import Training
 
 
 def test_records_of_a_reply_may_have_any_name(app: Any, tmp_path: Path) -> None:
-    def rename(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            reply.content["net"], reply.content["figures"] = reply.content["arrays"], reply.content["metrics"]
-            del reply.content["arrays"], reply.content["metrics"]
-            reply.content["figures"]["num-examples"] = 0.5  # a weight and no number of examples
-        return reply
+    def rename(content: RecordDict) -> None:
+        content["net"], content["figures"] = content.pop("arrays"), content.pop("metrics")
+        content["figures"]["num-examples"] = 0.5  # a weight and no number of examples
 
-    app.run(app.record(), mods=[rename], rounds=1)
+    app.run(app.record(), mods=[rewrite(rename)], rounds=1)
     for o in app.observations():
         assert (o.num_examples, o.metrics["num-examples"]) == (None, 0.5)
         assert o.payload.codec == "weights"
@@ -33,18 +30,6 @@ class KeepFirst(FedAvg):
 
     def aggregate_train(self, server_round: int, replies: Any) -> Any:
         return next(iter(replies)).content["arrays"], None
-
-
-def rewrite(change: Callable[[RecordDict], None]) -> Callable[..., Message]:
-    """Return a mod that changes the content of replies to training messages."""
-
-    def mod(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            change(reply.content)
-        return reply
-
-    return mod
 
 
 def drop_metrics(content: RecordDict) -> None:
@@ -134,13 +119,10 @@ def test_what_is_not_recorded_of_replies_is_logged_once(
 def test_a_reported_number_of_examples_is_limited_by_the_prescribed_steps(app: Any) -> None:
     """The client takes one step on one example and reports 20 examples."""
 
-    def report_all(message: Message, context: Any, call_next: Any) -> Message:
-        reply: Message = call_next(message, context)
-        if message.metadata.message_type == "train":
-            reply.content["metrics"]["num-examples"] = 20
-        return reply
+    def report_all(content: RecordDict) -> None:
+        content["metrics"]["num-examples"] = 20
 
-    app.run(app.record(), mods=[report_all], rounds=1)
+    app.run(app.record(), mods=[rewrite(report_all)], rounds=1)
     assert {(row.num_examples, row.reported) for row in app.recording.read_rows()} == {(1, 20)}
     assert {o.num_examples for o in app.observations()} == {1}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, Need, find_unmet
@@ -83,8 +84,7 @@ class Adapter(nn.Module):
 
 def make_adapted() -> nn.Module:
     """Return a network of which only adapters (LoRA) are trained and sent, also in its last layer."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
+    with seed_default(3):
         return nn.Sequential(nn.Flatten(), Adapter(64, 24), nn.Tanh(), Adapter(24, 10))
 
 

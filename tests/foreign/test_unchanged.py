@@ -32,6 +32,12 @@ def clients_of(name: str) -> dict[str, Any]:
     return {"train_mods": [fixedclipping_mod]} if name == "client-side clipping" else {}
 
 
+def end_alike(one: Result, two: Result) -> bool:
+    """Return whether two federations ended with the same arrays, bit for bit."""
+    arrays = [{name: (a.dtype, a.shape, a.numpy().tobytes()) for name, a in result.arrays.items()} for result in (one, two)]
+    return bool(arrays[0]) and arrays[0] == arrays[1]
+
+
 def test_the_app_knows_nothing_of_this_project() -> None:
     paths = list(Path(__file__).with_name("quickstart").glob("*.py"))
     assert paths
@@ -43,13 +49,11 @@ def test_the_app_knows_nothing_of_this_project() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_recorded_and_unrecorded_federations_have_the_same_results(
-    app: Any, same: Callable[[Result, Result], bool], name: str
-) -> None:
+def test_recorded_and_unrecorded_federations_have_the_same_results(app: Any, name: str) -> None:
     """Weights are equal bit for bit, and so are the metrics that clients report of training and evaluation."""
     alone = app.run(STRATEGIES[name](), **clients_of(name))
     recorded = app.run(app.record(STRATEGIES[name]()), **clients_of(name))
-    assert same(recorded, alone)
+    assert end_alike(recorded, alone)
     assert len(app.recording.read_rows()) == 6
     for figures in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
         assert getattr(recorded, figures) == getattr(alone, figures)
@@ -72,10 +76,10 @@ def test_with_the_mod_results_differ_only_by_rounding(app: Any, name: str) -> No
     assert recorded.evaluate_metrics_clientapp[1]["eval_loss"] == pytest.approx(alone.evaluate_metrics_clientapp[1]["eval_loss"])
 
 
-def test_batch_norm_statistics_and_counters_are_the_same(app: Any, same: Callable[[Result, Result], bool]) -> None:
+def test_batch_norm_statistics_and_counters_are_the_same(app: Any) -> None:
     alone = app.run(FedAvg(), net="NormedNet")
     recorded = app.run(app.record(FedAvg(), net="NormedNet"), net="NormedNet")
-    assert same(recorded, alone)
+    assert end_alike(recorded, alone)
 
 
 def test_a_recorded_strategy_is_the_same_object(app: Any) -> None:

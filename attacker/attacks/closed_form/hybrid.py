@@ -31,7 +31,7 @@ def measure_roughness(x: Tensor) -> Tensor:
 
 def total_variation(x: Tensor) -> Tensor:
     """Return, for each image (N, C, H, W), the mean absolute difference of vertical plus that of horizontal neighbours."""
-    down, across = x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
+    down, across = x.diff(dim=-2), x.diff(dim=-1)
     return down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
 
 

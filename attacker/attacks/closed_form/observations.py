@@ -25,7 +25,7 @@ from attacker.attacks.simulation.client import (
     get_buffers,
     simulate_channel,
 )
-from attacker.attacks.simulation.gradients import Gradients, build_gradient
+from attacker.attacks.simulation.gradients import Gradients, build_gradient, squared_norm
 from attacker.attacks.simulation.local_steps import simulate_one_step
 from defenses.channel import Channel, transparent
 from fedsim import models
@@ -190,9 +190,8 @@ class StackedObservations:
         Parameters in `omitted` are left out. NaN counts as 1, and an infinite distance as 1e30.
         """
         observed = {name: g[i] for name, g in self.gradient.items() if name not in self.omitted}
-        difference = torch.stack([(simulated[name] - g).square().sum() for name, g in observed.items()]).sum()
-        whole = torch.stack([g.square().sum() for g in observed.values()]).sum()
-        return float((difference / whole).sqrt().nan_to_num(nan=1.0, posinf=1e30))
+        difference = {name: simulated[name] - g for name, g in observed.items()}
+        return float((squared_norm(difference) / squared_norm(observed)).sqrt().nan_to_num(nan=1.0, posinf=1e30))
 
     def differentiate_outputs(self, module: str, x: Tensor) -> Tensor:
         """Return the gradient of each example's own loss at the outputs of a module for each of K labels, (K, R, *outputs).
@@ -226,8 +225,7 @@ class StackedObservations:
         The gradient of the true examples has about this distance to the observed one. 0 if `channel` models no noise.
         """
         power = self.channel.noise(self._decode_update(i)) / compute_total_step(self.training, self.steps) ** 2
-        whole = torch.stack([g[i].square().sum() for g in self.gradient.values()]).sum()
-        return float((power / whole).sqrt())
+        return float((power / squared_norm({name: g[i] for name, g in self.gradient.items()})).sqrt())
 
     @property
     def device(self) -> torch.device:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from attacker.attacks.closed_form.observations import StackedObservations
 from attacker.attacks.networks.forward import record_calls, run_forward_pass
+from attacker.attacks.simulation.gradients import squared_norm
 
 MAX_ERROR = 1e-4
 """Largest relative error at which an input counts as a scaled and shifted pixel, and two gradients as equal."""
@@ -128,8 +129,7 @@ def fit_free_patches(observed: StackedObservations, solved: SolvedPatches, i: in
     """
     shape, weights, buffers = observed.data.shape, observed.get_weights(i), observed.get_buffers(i)
     target = {name: g[i] for name, g in observed.gradient.items() if name not in observed.omitted}
-    power = torch.stack([g.square().sum() for g in target.values()]).sum()
-    start = (power * observed.measure_misfit(i, solved.place(solved.inputs, shape), y) ** 2).clamp(min=MIN_POWER)
+    start = (squared_norm(target) * observed.measure_misfit(i, solved.place(solved.inputs, shape), y) ** 2).clamp(min=MIN_POWER)
     chosen = torch.zeros_like(solved.free.T @ solved.inputs).requires_grad_()
     search = torch.optim.LBFGS([chosen], max_iter=MAX_FITS, tolerance_grad=0, line_search_fn="strong_wolfe")
 

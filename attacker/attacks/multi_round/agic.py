@@ -152,8 +152,8 @@ class Agic:
         known = certify_rounds(usable, rng, knows, device, progress) if self._tries_closed_forms(usable) else None
         if known is None:
             return _plan_search(self._link(usable, left_out, rng, progress, memory)[0])
-        notes = (*left_out, *describe_gaps([observation.round for observation in usable.observations]))
-        left, slots = select_rounds(usable, {o.round for o in usable.observations} - set(known.routes)), tuple[Slot, ...]()
+        notes = (*left_out, *describe_gaps(usable.rounds))
+        left, slots = select_rounds(usable, set(usable.rounds) - set(known.routes)), tuple[Slot, ...]()
         if left is not None and (self.compare == "same" or self._uses_all_examples(left)):
             left, slots = explain_rounds(left, known, knows, device)
         if left is None:

@@ -86,7 +86,7 @@ def mark_notes(linked: Case) -> Case:
     out, since the rounds between may only have been taken out of the search.
     """
     assert linked.links is not None
-    gaps = describe_gaps([observation.round for observation in linked.observations])
+    gaps = describe_gaps(linked.rounds)
     notes = tuple(f"of the searched rounds: {note}" for note in linked.links.notes if note not in gaps)
     return replace(linked, links=replace(linked.links, notes=notes))
 

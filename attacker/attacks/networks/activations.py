@@ -34,8 +34,8 @@ class Activation:
     smooth: bool = True
 
 
-def _clamp_inside(f: Tensor, low: float, high: float) -> Tensor:
-    return f.clamp(low + SATURATION_MARGIN, high - SATURATION_MARGIN)
+def _clamp_inside(f: Tensor, low: float) -> Tensor:
+    return f.clamp(low + SATURATION_MARGIN, 1 - SATURATION_MARGIN)
 
 
 @lru_cache
@@ -67,16 +67,16 @@ RELU = Activation(
 SIGMOID = Activation(
     "sigmoid",
     forward=torch.sigmoid,
-    inverse=lambda f: torch.logit(_clamp_inside(f, 0, 1)),
-    slope=lambda f: (lambda g: g * (1 - g))(_clamp_inside(f, 0, 1)),
+    inverse=lambda f: torch.logit(_clamp_inside(f, 0)),
+    slope=lambda f: (lambda g: g * (1 - g))(_clamp_inside(f, 0)),
     bend=lambda f: 1 - 2 * f,
     bounds=(0.0, 1.0),
 )
 TANH = Activation(
     "tanh",
     forward=torch.tanh,
-    inverse=lambda f: torch.atanh(_clamp_inside(f, -1, 1)),
-    slope=lambda f: 1 - _clamp_inside(f, -1, 1).square(),
+    inverse=lambda f: torch.atanh(_clamp_inside(f, -1)),
+    slope=lambda f: 1 - _clamp_inside(f, -1).square(),
     bend=lambda f: -2 * f,
     bounds=(-1.0, 1.0),
 )

@@ -137,12 +137,8 @@ def make_cohort_row(options: Options, setting: CohortSetting) -> ResultRow:
     are not exact. null: `exact` of the null. sratta_*: results of SRATTA on the same sums, None where SRATTA was not run;
     sratta_wrong: number of its answers that are not exact.
     """
-    images = load_images(options, setting.data, setting.clients * setting.examples)
-    holdings = {
-        f"c{number:02d}": images.of(range(number * setting.examples, (number + 1) * setting.examples))
-        for number in range(setting.clients)
-    }
-    case = record(options, setting, images, holdings)
+    images, holdings = load_holdings(options, setting)
+    case = record(options, setting, holdings)
     isolated = _count_isolated(case, holdings, options)
     with measure_cpu() as clock:
         answer = run_if_applicable(cohort_spans(), case, options)
@@ -221,10 +217,16 @@ def _attack_by_sratta(case: Case, holdings: Mapping[str, Images]) -> ResultRow:
     return dict(zip(SRATTA_COLUMNS, values, strict=True))
 
 
-def record(options: Options, setting: CohortSetting, images: Images, holdings: Mapping[str, Images]) -> Case:
+def load_holdings(options: Options, setting: CohortSetting) -> tuple[Images, dict[str, Images]]:
+    """Return the images of all clients, and a dict from the name of each client to its own."""
+    images = load_images(options, setting.data, setting.clients * setting.examples)
+    return images, {f"c{number:02d}": own for number, own in enumerate(images.split(setting.examples))}
+
+
+def record(options: Options, setting: CohortSetting, holdings: Mapping[str, Images]) -> Case:
     """Simulate all rounds and return a case with the secure sum of each: the mean of the updates of its cohort.
 
-    holdings: dict from the name of a client to its images. images: only their data specification is used.
+    holdings: dict from the name of a client to its images.
     """
     rng, names, rounds = Generator().manual_seed(options.seed + 1), sorted(holdings), []
     groups = [names[i : i + setting.cohort] for i in range(0, len(names), setting.cohort)]
@@ -237,7 +239,7 @@ def record(options: Options, setting: CohortSetting, images: Images, holdings: M
     training = Training(learning_rate=setting.learning_rate, batch_size=setting.batch, steps=setting.steps)
     seen: list[Observation] = []
     for number in range(setting.trainings):
-        client = make_mlp_client(images.data, training, hidden=setting.hidden, seed=options.seed + number)
+        client = make_mlp_client(holdings[names[0]].data, training, hidden=setting.hidden, seed=options.seed + number)
         own = rounds[number * setting.rounds : (number + 1) * setting.rounds]
         seen += record_sums(client, own, defense=setting.defense, rounding=setting.rounding).observations
     return Case(tuple(replace(one, round=number) for number, one in enumerate(seen, start=1)))
@@ -292,5 +294,5 @@ def measure_isolation(case: Case, rng: Generator) -> dict[str, Tensor]:
         tuple(replace(observation, num_examples=count_most_examples(observation)) for observation in case.observations)
     )
     spaces, cohorts = compute_spaces(bounded, layer, rng), [observation.cohort for observation in case.observations]
-    isolated = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+    isolated = isolate_clients(spaces, cohorts, case.rounds)
     return {name: answer.y for name, answer in isolated.items()}

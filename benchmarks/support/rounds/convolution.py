@@ -132,8 +132,7 @@ def make_linking_row(options: Options) -> ResultRow:
     """
     clients, rates, spent = 2 if options.quick else CLIENTS, [], 0.0
     images = load_images(options, "cifar10", clients * EXAMPLES)
-    for number in range(clients):
-        own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
+    for number, own in enumerate(images.split(EXAMPLES)):
         client = make_lenet_client(own, options.seed + number, BATCH, LEARNING_RATE)
         case, used = record_epochs(client, own, (BATCH,) * EPOCHS, "c", seed=options.seed + number)
         describer = Describer(accumulate(compare="features").matching, "features", 50, options.device)

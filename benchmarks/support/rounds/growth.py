@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
 from support.matches import count_exact, run_if_applicable
-from support.rounds.cohorts import CohortSetting, record
+from support.pictures import open_picture
+from support.rounds.cohorts import CohortSetting, load_holdings, record
 from support.rounds.federation import make_mlp_client, pretrain, record_epochs
 from support.rounds.spans import LEARNING_RATE, TRAINING_STEPS
 from support.splits import Images, load_images
@@ -59,10 +58,9 @@ def make_lines(options: Options) -> list[Line]:
         lines.append(Line(federation=words, attack="spans", case=case, images=images, rounds=CLIENT_ROUNDS))
     for fixed in (False, True):
         setting = CohortSetting(fixed=fixed)
-        own = load_images(options, "cifar10", setting.clients * setting.examples)
-        parts = {f"c{i:02d}": own.of(range(i * setting.examples, (i + 1) * setting.examples)) for i in range(setting.clients)}
+        own, holdings = load_holdings(options, setting)
         words = f"secure sums, {'fixed' if fixed else 'changing'} cohorts"
-        case = record(options, setting, own, parts)
+        case = record(options, setting, holdings)
         lines.append(Line(federation=words, attack="cohort_spans", case=case, images=own, rounds=SUM_ROUNDS))
     return lines[:1] if options.quick else lines
 
@@ -96,9 +94,7 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
 
     The picture has one line per federation. A grey dashed line shows the largest share of a null for each number of rounds.
     """
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak rounds"}):
-        figure = Figure(figsize=(8.8, 3.8), layout="constrained")
-        axes = figure.add_subplot()
+    with open_picture(path, 8.8, 3.8) as axes:
         for federation in dict.fromkeys(row["federation"] for row in rows):
             own = [row for row in rows if row["federation"] == federation]
             axes.plot([row["rounds"] for row in own], [row["exact"] for row in own], marker="o", markersize=3, label=federation)
@@ -108,5 +104,3 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> None:
         axes.set_xlabel("recorded rounds")
         axes.set_ylabel("exact images (above 60 dB)")
         axes.set_ylim(-0.03, 1.03)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-        figure.savefig(path, dpi=160, facecolor="white")

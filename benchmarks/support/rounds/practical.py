@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
-import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu, show_rows
 from support.foreign.quickstart import APP_FOLDER, DATA_SPEC
+from support.pictures import open_picture
 from support.rounds.federation import average
 from support.single_cases import LocalClient, make_client
 from support.splits import PARTS, Images, count_part, load_images
@@ -245,9 +244,7 @@ def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
     Rows of several seeds are averaged, and rows of clients with more examples are left out. A grey dashed line shows the null.
     """
     shown = [row for row in rows if row["examples"] == Setting.examples]
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak practical"}):
-        figure = Figure(figsize=(8.4, 3.8), layout="constrained")
-        axes = figure.add_subplot()
+    with open_picture(path, 8.4, 3.8) as axes:
         for defense in dict.fromkeys(row["defense"] for row in shown):
             counts = sorted({row["rounds"] for row in shown if row["defense"] == defense})
             own = {
@@ -261,8 +258,6 @@ def draw_practical(rows: Sequence[ResultRow], path: Path) -> None:
         axes.set_xlabel("recorded rounds")
         axes.set_ylabel("named first of 100 candidates")
         axes.set_ylim(-0.03, 1.03)
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-        figure.savefig(path, dpi=160, facecolor="white")
 
 
 def _parse(defense: str) -> DefenseSpec:

@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-import matplotlib as mpl
 import torch
-from matplotlib.figure import Figure
 from support.contract import Options, ResultRow, measure_cpu
+from support.pictures import open_picture
 from support.rounds.accumulation import make_lenet_client
-from support.rounds.cohorts import CohortSetting, measure_isolation, record
+from support.rounds.cohorts import CohortSetting, load_holdings, measure_isolation, record
 from support.rounds.federation import record_sums
 from support.splits import load_images
 from torch import Generator
@@ -34,10 +33,8 @@ def make_isolation_rows(options: Options) -> list[ResultRow]:
     client's examples from the spans of all other clients; None if the attack never does.
     """
     setting = CohortSetting(clients=8, cohort=2, rounds=8) if options.quick else CohortSetting(steps=4, batch=2)
-    images = load_images(options, "cifar10", setting.clients * setting.examples)
-    names = [f"c{number:02d}" for number in range(setting.clients)]
-    holdings = {name: images.of(range(i * setting.examples, (i + 1) * setting.examples)) for i, name in enumerate(names)}
-    case = record(options, setting, images, holdings)
+    images, holdings = load_holdings(options, setting)
+    case = record(options, setting, holdings)
     after: dict[str, int] = {}
     for count in range(1, setting.rounds + 1):
         first = replace(case, observations=case.observations[:count])
@@ -52,7 +49,7 @@ def make_isolation_rows(options: Options) -> list[ResultRow]:
             "isolated_after": after.get(name),
             "part": images.part,
         }
-        for name in names
+        for name in holdings
     ]
 
 
@@ -61,9 +58,7 @@ def draw_isolation(rows: Sequence[ResultRow], path: Path) -> None:
 
     Circles are filled from the round on with which the client is isolated, see `make_isolation_rows`, which returns `rows`.
     """
-    with mpl.rc_context({"font.size": 9, "svg.hashsalt": "fedleak isolation"}):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-        axes = figure.add_subplot()
+    with open_picture(path, 7.2, 4.2) as axes:
         last = max(int(round) for row in rows for round in row["rounds"].split())
         for place, row in enumerate(rows):
             rounds, after = [int(round) for round in row["rounds"].split()], row["isolated_after"]
@@ -76,7 +71,6 @@ def draw_isolation(rows: Sequence[ResultRow], path: Path) -> None:
         axes.set_xlabel("recorded rounds")
         axes.set_title("takes part (circle); span isolated from the other clients' (red)", fontsize=9)
         axes.set_xlim(0.5, last + 0.5)
-        figure.savefig(path, dpi=160, facecolor="white")
 
 
 def make_disaggregation_rows(options: Options) -> list[ResultRow]:

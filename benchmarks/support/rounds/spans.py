@@ -100,8 +100,7 @@ def make_span_row(options: Options, setting: SpanSetting) -> ResultRow:
         images = load_images(options, setting.data, count)
     client = _make_client(images, setting, options.seed)
     totals: Counter[str] = Counter()
-    for number in range(setting.clients):
-        own = images.of(range(number * setting.examples, (number + 1) * setting.examples))
+    for number, own in enumerate(images.split(setting.examples)):
         totals.update(_attack_client(client, own, setting, options, number))
     total = len(images)
     b, n = setting.batch, setting.examples
@@ -196,8 +195,7 @@ def make_anonymous_rows(options: Options) -> list[ResultRow]:
     for defense in ("", "gaussian(snr_db=40)", "gaussian(snr_db=20)"):
         named: list[tuple[int, Observation]] = []
         with_names = 0
-        for number in range(clients):
-            own = images.of(range(number * EXAMPLES, (number + 1) * EXAMPLES))
+        for number, own in enumerate(images.split(EXAMPLES)):
             case, _ = record_epochs(client, own, (BATCH,) * EPOCHS, "", seed=options.seed + number, defense=defense)
             named += [(number, observation) for observation in case.observations]
             with_names += count_exact(run_spans(case, options, relu=True), own.x)
@@ -232,7 +230,7 @@ def _group(case: Case, options: Options) -> list[list[int]]:
     """Return the groups of the updates of a case that share examples, as the attack forms them."""
     rng = Generator().manual_seed(options.seed)
     spaces = compute_spaces(case, require_input_layer(case.observations[0]), rng, device=options.device)
-    return group_updates(spaces, count_all_shared(spaces, rng), [observation.round for observation in case.observations])
+    return group_updates(spaces, count_all_shared(spaces, rng), case.rounds)
 
 
 def _count_pairs(groups: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import federate
-from typer.testing import CliRunner
+from command_line import run_attacker
+from federations import federate, make_replay
+from observations import make_image_case
 
 import fedleak
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
 from attacker.attacks.answers import build_reconstruction
 from attacker.attacks.base import Effort, estimate_effort
 from attacker.attacks.needs import list_oracles
-from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from attacker.replay.checkpoints import CHECKPOINT_SUFFIX
 from attacker.replay.replay import Replay
@@ -61,7 +61,7 @@ def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def replay(run: Path, *, null: bool = False, **arguments: object) -> Replay:
     spec = AttackSpec(name="brightness", arguments=arguments, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions")
+    return make_replay(run, spec)
 
 
 def test_custom_attack_is_replayed_with_its_null_and_scored(run: Path) -> None:
@@ -150,9 +150,9 @@ def test_wrong_answer_fails_with_advice(run: Path, fault: str, words: str, monke
 def test_verbose_shows_the_traceback_of_an_attack(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTACKS._builtin, "brightness", Faulty)
     command = ["replay", str(run), "--attack", "brightness", "--set", "fault=raises", "--no-null"]
-    result = CliRunner().invoke(app, command)
+    result = run_attacker(*command)
     assert "Traceback" not in result.output
-    result = CliRunner().invoke(app, [*command, "--verbose"])
+    result = run_attacker(*command, "--verbose")
     assert "Traceback" in result.output
     assert 'raise TypeError("a bug of the attack")' in result.output
     assert isinstance(result.exception, RuntimeError)
@@ -194,8 +194,8 @@ def test_oracles_follow_from_the_needs(tmp_path: Path) -> None:
     assert list_oracles(AttackSpec(name="cpl").build().needs) == ()
 
 
-def test_built_reconstruction_fills_the_places_of_every_observation(image_case) -> None:
-    case, x, y = image_case(0)
+def test_built_reconstruction_fills_the_places_of_every_observation() -> None:
+    case, x, y = make_image_case(0)
     several = Case((case.observations[0], case.observations[0]))
     found = build_reconstruction(several, torch.cat([x, x]), torch.cat([y, y]), attack="own", rng=torch.Generator(), route="r")
     assert [slot.example for slot in found.slots] == [0, 1]
@@ -212,6 +212,6 @@ def test_custom_decoder_is_admitted_when_the_command_line_names_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(references.CODE_VARIABLE, "")
     command = ["replay", str(run), "--attack", "cpl", "--set", "steps=1", "--set", "decoder=named_decoders:same", "--json"]
-    result = CliRunner().invoke(app, command)
+    result = run_attacker(*command)
     assert result.exit_code == 0, result.output
     assert references.list_admitted() == ("named_decoders:same",)

@@ -2,20 +2,20 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from observations import make_observation
+from generators import seeded
+from observations import observe_steps
 from torch import Tensor
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.closed_form import layer_input
-from defenses import DefenseSpec
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Training
-from fedsim.training.local import train
+from fedsim.recording import DataSpec, ModelSpec
 
 sys.path.append(str(Path(__file__).parents[1]))
 
@@ -27,23 +27,10 @@ Arguments = Mapping[str, Any]
 
 def observe_rounds(network: str, *, batch: int = 1, defense: str = "", rounds: int = 1, **arguments: Any) -> Case:
     """Return the observations of one client's rounds, on random examples."""
-    rng = torch.Generator().manual_seed(3)
-    model, chosen = ModelSpec(name=network, arguments=arguments), DefenseSpec.parse(defense)
-    training = Training(learning_rate=0.5, batch_size=batch, steps=1)
-    weights = {name: w.detach() for name, w in models.build(model, DATA, seed=1).named_parameters()}
-    x, y = torch.rand(batch, *DATA.shape, generator=rng), torch.arange(batch) % DATA.num_classes
-    update = train(models.build(model, DATA), weights, [(x, y)], training, DATA).update
-    if chosen.steps:
-        built = chosen.build()
-        update, _ = built.apply(update, built.init(update), rng)
-    return Case(
-        tuple(
-            make_observation(
-                update, weights, model=model, data=DATA, training=training, defense=defense, client="ada", cohort=(), round=number
-            )
-            for number in range(1, rounds + 1)
-        )
-    )
+    x, y = torch.rand(batch, *DATA.shape, generator=seeded(3)), torch.arange(batch) % DATA.num_classes
+    model = ModelSpec(name=network, arguments=arguments)
+    seen = observe_steps((x, y), model=model, data=DATA, seed=1, defense=defense, learning_rate=0.5, client="ada")
+    return Case(tuple(replace(seen, cohort=(), round=number) for number in range(1, rounds + 1)))
 
 
 def test_second_device_refuses_mixed_devices_like_cuda() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from observations import observe_rounds
+from observations import observe_rounds, observe_steps
 from torch import Tensor
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, Need
@@ -203,12 +203,12 @@ def links_of(found: Reconstruction) -> list[tuple[int, int]]:
     return [(slot.round, slot.example) for slot in found.slots]
 
 
-def test_null_links_rounds_by_numbers_of_examples_only(observe: Callable[..., Observation]) -> None:
+def test_null_links_rounds_by_numbers_of_examples_only() -> None:
     def client(sizes: list[int], **training: object) -> Case:
         seen = []
         for number, size in enumerate(sizes, start=1):
             batch = torch.rand(size, 1, 8, 8), torch.arange(size)
-            one = observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA)
+            one = observe_steps(batch, model=ModelSpec(name="lenet_dlg"), data=DATA)
             seen.append(replace(one, round=number, training=replace(one.training, batch_size=2, **training)))
         return Case(tuple(seen))
 

@@ -1,10 +1,10 @@
 """Tests of presets (named settings of attacks, `tuned` by family of networks): all are valid, and every network has a family."""
 
-from collections.abc import Callable
 from typing import get_args
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import nn
 
 from attacker.attacks import ATTACKS, AttackSpec, Case, cpl, inverting_gradients, presets
@@ -15,7 +15,7 @@ from attacker.attacks.papers.agic import agic
 from attacker.scoring.assignment import assign_reconstructions
 from attacker.scoring.metrics import mse
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 32, 32), num_classes=10)
 ROWS = DataSpec(shape=(9,), num_classes=2)
@@ -91,12 +91,12 @@ def test_published_settings_of_agic() -> None:
         assert (search.objective.batch_norm == 0) is signed
 
 
-def test_examples_of_one_label_are_recovered_in_smooth_latents(observe: Callable[..., Observation]) -> None:
+def test_examples_of_one_label_are_recovered_in_smooth_latents() -> None:
     """The last layer's gradient shows little more than the mean of examples of one label; the tuned search separates them."""
     data = DataSpec(shape=(3, 12, 12), num_classes=10)
     x = (0.5 + build_smooth_spread(data)(torch.randn(4, *data.shape, generator=torch.Generator().manual_seed(3)))).clamp(0, 1)
     model, labels = ModelSpec(name="lenet_cpl"), torch.tensor([2, 2, 2, 7])
-    case = Case((observe((x, labels), model=model, data=data),))
+    case = Case((observe_steps((x, labels), model=model, data=data),))
     tuned = presets.get_arguments("cpl", "tuned", model, data) | {"steps": 3}
     errors = {}
     for name, changes in (("smooth", {}), ("pixels", {"decoder": "pixels", "relative": False})):

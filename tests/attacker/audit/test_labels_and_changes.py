@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from federations import federate
+from observations import observe_steps
 from typer.testing import CliRunner, Result
 
 from attacker.audit import Finding, NotChecked, PassedCheck, check_recording
@@ -295,10 +296,10 @@ def test_smallest_number_of_examples_is_stated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_many_labels_of_few_examples_are_read_if_the_head_was_trained(frozen: bool, observe: Callable[..., Observation]) -> None:
+def test_many_labels_of_few_examples_are_read_if_the_head_was_trained(frozen: bool) -> None:
     """Rounding hides that counts are useless: with 100 labels and a frozen head, all of them are near zero."""
     data, labels = DataSpec(shape=(3, 8, 8), num_classes=100), torch.tensor([7, 42])
-    one = observe((torch.rand(2, 3, 8, 8), labels), model=ModelSpec(name="mlp"), data=data)
+    one = observe_steps((torch.rand(2, 3, 8, 8), labels), model=ModelSpec(name="mlp"), data=data)
     if frozen:
         update = {name: torch.zeros_like(t) if len(t) == 100 else t for name, t in one.update.items()}
         one = replace(one, payload=encode(update))

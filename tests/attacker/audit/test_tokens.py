@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, exact, find_unmet
@@ -45,13 +46,8 @@ def _admitted() -> None:
     models.admit(MODEL.name)
 
 
-@pytest.fixture
-def watch(observe):  # type: ignore[no-untyped-def]
-    def make(**settings: object) -> Observation:
-        seen: Observation = observe((SENTENCES, torch.tensor([0, 2])), model=MODEL, data=DATA, **settings)
-        return seen
-
-    return make
+def watch(**settings: object) -> Observation:
+    return observe_steps((SENTENCES, torch.tensor([0, 2])), model=MODEL, data=DATA, **settings)
 
 
 def check(*observations: Observation) -> CheckResult:
@@ -65,7 +61,7 @@ def list_rows(observation: Observation, *, zeros_count: bool = True) -> list[int
 
 
 @pytest.mark.parametrize("defense", ["", "clip(0.01)", "top_k(0.02)", "qsgd(8)"])
-def test_changed_rows_are_the_tokens_of_the_examples(watch, defense: str) -> None:  # type: ignore[no-untyped-def]
+def test_changed_rows_are_the_tokens_of_the_examples(defense: str) -> None:
     one = watch(defense=defense)
     found = check(one)
     assert isinstance(found, Finding)
@@ -86,7 +82,7 @@ def test_tokens_are_read_also_if_most_of_the_vocabulary_is_used() -> None:
     assert find_outlying_rows(update, weights, zeros_count=False) == []
 
 
-def test_tokens_are_read_in_spite_of_weight_decay(watch) -> None:  # type: ignore[no-untyped-def]
+def test_tokens_are_read_in_spite_of_weight_decay() -> None:
     one = watch()
     name = "tokens.weight"
     decayed = one.update[name] - 1e-3 * one.weights[name]
@@ -94,13 +90,13 @@ def test_tokens_are_read_in_spite_of_weight_decay(watch) -> None:  # type: ignor
     assert find_outlying_rows(decayed, one.weights[name], zeros_count=True) == TOKENS
 
 
-def test_strong_noise_hides_tokens_and_weak_noise_does_not(watch) -> None:  # type: ignore[no-untyped-def]
+def test_strong_noise_hides_tokens_and_weak_noise_does_not() -> None:
     strong, weak = watch(defense="gaussian(0.05)"), watch(defense="gaussian(1e-5)")
     assert isinstance(check(strong), PassedCheck)
     assert list_rows(weak) == TOKENS
 
 
-def test_sparsified_noise_is_not_taken_for_tokens(watch) -> None:  # type: ignore[no-untyped-def]
+def test_sparsified_noise_is_not_taken_for_tokens() -> None:
     one = watch(defense="gaussian(0.05) | top_k(0.02)")
     assert list_rows(one, zeros_count=True) != []
     assert isinstance(check(one), PassedCheck)
@@ -113,15 +109,15 @@ def test_pure_noise_has_no_outlying_rows() -> None:
         assert find_outlying_rows(noise, torch.randn(50_000, dimensions, generator=rng), zeros_count=False) == []
 
 
-def test_tokens_of_a_secure_sum_are_a_moderate_finding(watch) -> None:  # type: ignore[no-untyped-def]
+def test_tokens_of_a_secure_sum_are_a_moderate_finding() -> None:
     found = check(replace(watch(), client=SUM_CLIENT))
     assert isinstance(found, Finding)
     assert found.grade == "moderate"
     assert "the clients of a secure sum" in found.title
 
 
-def test_a_network_without_embedding_is_not_checked(observe) -> None:  # type: ignore[no-untyped-def]
-    one = observe((torch.rand(1, 6), torch.tensor([0])), model=ModelSpec(name="mlp"), data=DATA)
+def test_a_network_without_embedding_is_not_checked() -> None:
+    one = observe_steps((torch.rand(1, 6), torch.tensor([0])), model=ModelSpec(name="mlp"), data=DATA)
     assert isinstance(check(one), NotChecked)
     assert is_differentiable(one.model, one.data)
 
@@ -131,7 +127,7 @@ def test_position_embeddings_are_not_token_embeddings() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpl", "inverting_gradients", "dlg", "agic"])
-def test_searches_refuse_networks_of_token_numbers(name: str, watch) -> None:  # type: ignore[no-untyped-def]
+def test_searches_refuse_networks_of_token_numbers(name: str) -> None:
     reasons = find_unmet(AttackSpec(name=name).build(), Case((watch(),)))
     assert any("this network reads whole numbers" in reason for reason in reasons)
     assert not is_differentiable(MODEL, DATA)
@@ -151,11 +147,11 @@ class Mixed(nn.Module):
         return logits
 
 
-def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> None:  # type: ignore[no-untyped-def]
+def test_searches_refuse_rows_of_numbers_and_codes_of_categories() -> None:
     """A search could change the numbers, but would leave every code at the one that it starts from."""
     spec, data = ModelSpec(name=f"{__name__}:Mixed"), DataSpec(shape=(4,), num_classes=3)
     models.admit(spec.name)
-    one = observe((torch.tensor([[0.3, 0.8, 11.0, 25.0]]), torch.tensor([1])), model=spec, data=data)
+    one = observe_steps((torch.tensor([[0.3, 0.8, 11.0, 25.0]]), torch.tensor([1])), model=spec, data=data)
     for name in ("inverting_gradients", "agic"):
         assert any("codes of categories" in reason for reason in find_unmet(AttackSpec(name=name).build(), Case((one,))))
     assert "codes of categories" in exact(fallback="none").plan(Case((one,))).reasons["layer_input"]
@@ -167,7 +163,7 @@ def test_searches_refuse_rows_of_numbers_and_codes_of_categories(observe) -> Non
     assert "the update of category.weight, town.weight which categories" in found.title
 
 
-def test_closed_forms_still_read_labels_of_token_networks(watch) -> None:  # type: ignore[no-untyped-def]
+def test_closed_forms_still_read_labels_of_token_networks() -> None:
     attack, case = exact(fallback="none"), Case((watch(),))
     assert find_unmet(attack, case) == []
     assert not any("such as the attack cpl" in reason for reason in attack.plan(case).reasons.values()), "it is refused as well"
@@ -197,21 +193,21 @@ class Converting(Bag):
 
 
 @pytest.mark.parametrize("network", ["Bag", "Converting"])
-def test_closed_forms_say_that_tokens_have_no_gradient(observe, network: str) -> None:  # type: ignore[no-untyped-def]
+def test_closed_forms_say_that_tokens_have_no_gradient(network: str) -> None:
     spec = ModelSpec(name=f"{__name__}:{network}")
     models.admit(spec.name)
-    case = Case((observe((SENTENCES, torch.tensor([0, 2])), model=spec, data=DATA),))
+    case = Case((observe_steps((SENTENCES, torch.tensor([0, 2])), model=spec, data=DATA),))
     assert "whole numbers, such as tokens, for which there is no gradient" in exact(fallback="none").plan(case).reasons["linear"]
 
 
-def test_two_label_estimates_are_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
+def test_two_label_estimates_are_inconclusive() -> None:
     (found,) = check_labels([watch()])
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"
     assert "so few estimates" in found.reason
 
 
-def test_embedding_with_all_rows_changed_is_inconclusive(watch) -> None:  # type: ignore[no-untyped-def]
+def test_embedding_with_all_rows_changed_is_inconclusive() -> None:
     one, name = watch(), "tokens.weight"
     everywhere = {**one.update, name: torch.randn(VOCABULARY, 8, generator=torch.Generator().manual_seed(7))}
     found = check(replace(one, payload=encode(everywhere)))
@@ -244,11 +240,11 @@ class TiedByCode(Tied):
 
 
 @pytest.mark.parametrize("network", ["Tied", "TiedByCode"])
-def test_tied_embeddings_show_no_tokens(observe, network: str) -> None:  # type: ignore[no-untyped-def]
+def test_tied_embeddings_show_no_tokens(network: str) -> None:
     """The output layer changes the rows of all tokens, those of likely ones far more than the median."""
     spec, data = ModelSpec(name=f"{__name__}:{network}"), replace(DATA, num_classes=VOCABULARY)
     models.admit(spec.name)
-    one = observe((SENTENCES, torch.tensor([0, 2])), model=spec, data=data)
+    one = observe_steps((SENTENCES, torch.tensor([0, 2])), model=spec, data=data)
     found = check(one)
     assert isinstance(found, NotChecked)
     assert found.kind == "inconclusive"

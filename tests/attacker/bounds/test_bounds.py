@@ -32,12 +32,12 @@ X = torch.tensor([[0.2, 0.9, 0.4, 0.1, 0.7, 0.5], [0.6, 0.3, 0.8, 0.2, 0.1, 0.9]
 Y = torch.tensor([0, 2])
 
 
-def make_used(defense: str = "", gradient: str = "plain", *, rate: float = 0.5, examples: int = 2) -> UsedExamples:
+def make_used(defense: str = "", gradient: str = "plain", *, examples: int = 2) -> UsedExamples:
     spec = ModelSpec(name="mlp", arguments={"hidden": [5]})
     model = models.build(spec, DATA)
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     update = {name: torch.full_like(w, 0.01) for name, w in weights.items()}
-    training = Training(learning_rate=rate, batch_size=examples, steps=1)
+    training = Training(learning_rate=0.5, batch_size=examples, steps=1)
     facts = {"defense": defense, "gradient": GradientSpec.parse(gradient)}
     seen = make_observation(update, weights, model=spec, data=DATA, training=training, **facts)
     return UsedExamples(seen, (tuple(range(examples)),))

@@ -9,12 +9,13 @@ from typing import get_args
 
 import pytest
 import torch
+from changed_recordings import change_manifest
+from command_line import join_lines, run_attacker
 from federations import federate
 from safetensors.torch import save_file
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from attacker.attacks import AttackSpec, presets
-from attacker.cli import app
 from fedsim.commands.console import EXIT_FAILURES
 from fedsim.models import building
 from fedsim.recording import DataSpec, ModelSpec
@@ -53,20 +54,13 @@ def run(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 def replay(run: Path, *more: object) -> Result:
-    return call("replay", run, "--attack", "cpl", "--set", "steps=2", "--device", "cpu", *more)
+    return run_attacker("replay", run, "--attack", "cpl", "--set", "steps=2", "--device", "cpu", *more)
 
 
 def rename_model(run: Path, name: str) -> None:
     """Replace the model's name in a recording by one that the project does not have."""
-    path = run / "recording" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["model"] = {"name": name, "arguments": {}}
-    path.write_text(json.dumps(manifest))
+    change_manifest(run / "recording", model={"name": name, "arguments": {}})
 
 
 @pytest.mark.parametrize("name", ["theirs:network", "their_network"])
@@ -120,22 +114,22 @@ def test_damaged_observation_fails_alone(run: Path) -> None:
     (part,) = json.loads(result.stdout)
     assert (part["done"], list(part["failed"])) == (1, [f"00001-{path.stem}"])
     assert str(path) in json.loads((Path(part["folder"]) / f"00001-{path.stem}.failed.json").read_text())["reason"]
-    result = call("score", run)
+    result = run_attacker("score", run)
     assert result.exit_code == EXIT_FAILURES
-    assert "1 of 2 cases, including those of nulls, failed" in " ".join(result.stderr.split())
-    assert call("score", run, "--allow-failures").exit_code == 0
+    assert "1 of 2 cases, including those of nulls, failed" in join_lines(result.stderr)
+    assert run_attacker("score", run, "--allow-failures").exit_code == 0
 
 
 def test_without_true_examples_score_advises_and_report_works(run: Path) -> None:
     assert replay(run).exit_code == 0
     shutil.rmtree(run / "truth")
-    result = call("score", run)
+    result = run_attacker("score", run)
     assert result.exit_code == 2
     assert "--truth FOLDER" in result.stderr
     assert f"attacker report {run}" in result.stderr
     assert not (run / "scores.jsonl").exists()
     for asked in (run, run / "recording"):
-        result = call("report", asked)
+        result = run_attacker("report", asked)
         assert result.exit_code == 0
         assert result.stdout.strip() == str(run / "report.html")
         assert "nothing could be scored, because no truth was given" in (run / "report.html").read_text()
@@ -144,14 +138,14 @@ def test_without_true_examples_score_advises_and_report_works(run: Path) -> None
 def test_scores_state_why_there_is_no_lpips(run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     assert replay(run, "--no-null").exit_code == 0
-    result = call("score", run, "--lpips-net", "vgg", "--json")
+    result = run_attacker("score", run, "--lpips-net", "vgg", "--json")
     assert result.exit_code == 0, result.stderr
     (summary,) = json.loads(result.stdout)
     assert (summary["lpips"], summary["lpips_net"]) == (None, None)
     assert summary["ssim_global"]["count"] == 2
     assert {row["lpips"] for row in read_json_lines(run / "scores.jsonl")} == {None}
     assert all("no weights of VGG-16" in row["lpips_reason"] for row in read_json_lines(run / "scores.jsonl"))
-    result = call("score", run)
+    result = run_attacker("score", run)
     assert "no weights of AlexNet" in result.stderr
     assert "--lpips-weights" in result.stderr
 
@@ -167,7 +161,7 @@ def test_a_wrong_file_of_weights_is_refused_before_anything_is_scored(run: Path,
         (["--lpips-weights", tmp_path / "absent"], "absent do not exist"),
         (["--lpips-net", "squeeze"], "unknown LPIPS net 'squeeze'"),
     ):
-        result = call("score", run, *options)
+        result = run_attacker("score", run, *options)
         assert result.exit_code == 2
         assert words in result.stderr
     assert not (run / "scores.jsonl").exists()
@@ -184,24 +178,24 @@ def test_no_control_is_printed_for_an_attack_that_failed_in_every_case(run: Path
         "        raise RuntimeError('an error of theirs')\n"
     )
     assert replay(run, "--no-null").exit_code == 0
-    assert "control:" in call("score", run).stdout
+    assert "control:" in run_attacker("score", run).stdout
     shutil.rmtree(run / "reconstructions")
-    assert call("replay", run, "--attack", "theirs:Fails", "--device", "cpu").exit_code == EXIT_FAILURES
-    printed = call("score", run).stdout
+    assert run_attacker("replay", run, "--attack", "theirs:Fails", "--device", "cpu").exit_code == EXIT_FAILURES
+    printed = run_attacker("score", run).stdout
     assert "no verdict: the attack failed in every case" in printed
     assert "control:" not in printed
 
 
 def test_forced_route_is_shown_and_stored(run: Path) -> None:
-    done = call("replay", run, "--attack", "exact", "--route", "layers", "--device", "cpu")
+    done = run_attacker("replay", run, "--attack", "exact", "--route", "layers", "--device", "cpu")
     assert done.exit_code == 0, done.output
     assert "2 by layers" in done.output
-    scored = call("score", run)
+    scored = run_attacker("score", run)
     assert scored.exit_code == 0, scored.output
     assert "2 by layers" in scored.stdout
     rows = [row for row in read_json_lines(run / "scores.jsonl") if not row["null"]]
     assert {(row["spec"], row["route"], row["success"]) for row in rows} == {("exact(route='layers')", "layers", True)}
-    page = Path(call("report", run).stdout.strip()).read_text()
+    page = Path(run_attacker("report", run).stdout.strip()).read_text()
     assert "2 by layers" in page
 
 
@@ -209,7 +203,7 @@ def test_route_is_refused_for_attacks_without_routes(run: Path) -> None:
     refused = replay(run, "--route", "layers")
     assert refused.exit_code == 2
     assert "--route is an option of the attack exact, and cpl does not have it" in refused.output
-    unknown = call("replay", run, "--attack", "exact", "--route", "magic")
+    unknown = run_attacker("replay", run, "--attack", "exact", "--route", "magic")
     assert unknown.exit_code == 2
     assert "unknown route 'magic'. Known: auto, " in unknown.output
 
@@ -222,18 +216,18 @@ def test_workers_and_a_cluster_exclude_each_other(run: Path) -> None:
 
 
 def test_preset_is_stored_as_arguments_for_the_model(run: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["replay", str(run), "--attack", "cpl", "--preset", "tuned", "--set", "steps=1", "--set", "restarts=1", "--no-null"]
+    result = run_attacker(
+        "replay", run, "--attack", "cpl", "--preset", "tuned", "--set", "steps=1", "--set", "restarts=1", "--no-null"
     )
     assert result.exit_code == 0, result.output
     (facts,) = (run / "reconstructions").glob("cpl-*/attack.json")
     expected = presets.get_arguments("cpl", "tuned", ModelSpec(name="mlp"), DataSpec(shape=(3, 32, 32), num_classes=2))
     resolved = AttackSpec(name="cpl", arguments={**expected, "steps": 1, "restarts": 1})
     assert json.loads(facts.read_text())["spec"] == str(resolved)
-    assert CliRunner().invoke(app, ["replay", str(run), "--attack", "cpl", "--preset", "best"]).exit_code == 2
+    assert run_attacker("replay", run, "--attack", "cpl", "--preset", "best").exit_code == 2
 
 
 def test_list_shows_presets() -> None:
-    result = {one["name"]: one for one in json.loads(CliRunner().invoke(app, ["list", "--json"]).stdout)}
+    result = {one["name"]: one for one in json.loads(run_attacker("list", "--json").stdout)}
     assert result["inverting_gradients"]["presets"]["published"]["signed"] is True
     assert set(result["cpl"]["presets"]["tuned"]) == set(get_args(presets.NetworkFamily))

@@ -14,15 +14,13 @@ import httpx
 import numpy as np
 import pytest
 import tomli_w
-from typer.testing import CliRunner
+from command_line import join_lines, run_attacker, run_fedsim
 
-from attacker.cli import app as attacker
 from attacker.service.http.app import make_app, make_components
 from attacker.service.jobs.job import JobSpec
 from attacker.service.settings import ServiceSettings
 from attacker.service.worker.execution import _JobRun
 from attacker.service.worker.messages import JobTask
-from fedsim.cli import app as fedsim
 from fedsim.config.experiment import validate
 from fedsim.engine import engines
 from fedsim.engine.run import FederationRun
@@ -59,7 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["score", root / "run"],
         ["report", root / "run"],
     ):
-        result = CliRunner().invoke(attacker, list(map(str, words)))
+        result = run_attacker(*words)
         assert result.exit_code == 0, result.output
     return root / "run"
 
@@ -165,12 +163,12 @@ def work_on_job(run: Path, outside: Path) -> None:
 
 
 COMMANDS = {
-    "verify": (fedsim, "verify RUN"),
-    "show": (fedsim, "show RUN"),
-    "resume": (fedsim, "run EXPERIMENT --out RUN --engine local --resume"),
-    "replay": (attacker, "replay RUN --attack exact --device cpu"),
-    "score": (attacker, "score RUN"),
-    "report": (attacker, "report RUN"),
+    "verify": (run_fedsim, "verify RUN"),
+    "show": (run_fedsim, "show RUN"),
+    "resume": (run_fedsim, "run EXPERIMENT --out RUN --engine local --resume"),
+    "replay": (run_attacker, "replay RUN --attack exact --device cpu"),
+    "score": (run_attacker, "score RUN"),
+    "report": (run_attacker, "report RUN"),
 }
 
 
@@ -202,9 +200,9 @@ def test_commands_refuse_links_and_pipes_and_change_nothing_outside(
                 work_on_job(run, outside)
             message = str(error.value)
         else:
-            app, words = COMMANDS[command]
+            program, words = COMMANDS[command]
             asked = words.replace("RUN", str(run)).replace("EXPERIMENT", str(finished.parent / "experiment.toml")).split()
-            result = CliRunner().invoke(app, asked)
+            result = program(*asked)
             assert result.exit_code not in (0, None), (name, result.output)
             assert isinstance(result.exception, SystemExit), (name, result.exception)
             message = result.output
@@ -215,7 +213,7 @@ def test_commands_refuse_links_and_pipes_and_change_nothing_outside(
 
 def test_undamaged_run_has_no_foreign_files_and_is_scored_again(finished: Path) -> None:
     assert list(find_foreign(finished)) == []
-    assert CliRunner().invoke(attacker, ["score", str(finished)]).exit_code == 0
+    assert run_attacker("score", finished).exit_code == 0
 
 
 def test_only_the_links_of_a_deployment_are_allowed(finished: Path, tmp_path: Path) -> None:
@@ -225,7 +223,7 @@ def test_only_the_links_of_a_deployment_are_allowed(finished: Path, tmp_path: Pa
     (scores / "reconstructions").symlink_to("../../attacks/federation/reconstructions")
     (tmp_path / "data.npz").symlink_to(finished.parent / "data.npz")
     assert list(find_foreign(scores)) == []
-    result = CliRunner().invoke(attacker, ["score", str(scores), "--truth", str(finished / "truth")])
+    result = run_attacker("score", scores, "--truth", finished / "truth")
     assert result.exit_code == 0, result.output
     (tmp_path / "attacks").rename(tmp_path / "elsewhere")
     (tmp_path / "attacks").symlink_to(tmp_path / "elsewhere")
@@ -252,9 +250,9 @@ def test_true_examples_without_their_hash_are_refused(finished: Path, tmp_path: 
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     described = json.loads((run / "truth" / "dataset.json").read_text())
     (run / "truth" / "dataset.json").write_text(json.dumps({key: described[key] for key in ("name", "arguments")}))
-    result = CliRunner().invoke(attacker, ["score", str(run)])
+    result = run_attacker("score", run)
     assert result.exit_code == 2
-    assert "dataset.json: does not give the content_hash of the data set; copy the file" in " ".join(result.output.split())
+    assert "dataset.json: does not give the content_hash of the data set; copy the file" in join_lines(result.output)
 
 
 def test_service_refuses_a_report_of_a_run_with_a_pipe(finished: Path, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run_attacker
 from PIL import Image
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from attacker.cli import app
 from fedsim.models import building
 
 CODE = """
@@ -38,7 +38,7 @@ def restore_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
 
 
 def call(*words: object) -> Result:
-    return CliRunner().invoke(app, ["rank", *map(str, words)])
+    return run_attacker("rank", *words)
 
 
 def test_rank_of_a_deficient_network_is_printed_by_layer() -> None:

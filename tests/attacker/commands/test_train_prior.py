@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from command_line import join_lines, run_attacker
 from PIL import Image
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from attacker.attacks.learned.images import read_images
 from attacker.attacks.learned.prior_file import read_prior
-from attacker.cli import app
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def archive(tmp_path: Path) -> Path:
 
 def call(data: Path, out: Path, *words: str) -> Result:
     given = ["train-prior", str(data), "--out", str(out), "--size", "32", "--steps", "3", "--batch", "2", "--width", "4"]
-    return CliRunner().invoke(app, [*given, "--device", "cpu", *words])
+    return run_attacker(*given, "--device", "cpu", *words)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_generator_is_conditional_on_the_labels_of_an_archive(archive: Path, tmp
         np.savez(archive, images=images, labels=np.array(wrong))
         result = call(archive, out, "--kind", "generator")
         assert result.exit_code == 2
-        assert "labels must be 5 whole numbers" in " ".join(result.output.split())
+        assert "labels must be 5 whole numbers" in join_lines(result.output)
 
 
 def test_a_folder_of_image_files_is_cropped_to_squares_of_one_size(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_unusable_images_and_options_are_refused(archive: Path, tmp_path: Path) 
     ):
         result = call(data, out)
         assert result.exit_code == 2
-        assert reason in " ".join(result.output.split())
+        assert reason in join_lines(result.output)
     result = call(archive, tmp_path / "prior.pt")
     assert result.exit_code == 2
-    assert "must end in .safetensors" in " ".join(result.output.split())
+    assert "must end in .safetensors" in join_lines(result.output)
     result = call(archive, out, "--size", "64")
-    assert "smaller than --size 64" in " ".join(result.output.split())
+    assert "smaller than --size 64" in join_lines(result.output)

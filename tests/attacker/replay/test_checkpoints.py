@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.matching.saved_state import prefix_memory
@@ -180,7 +180,7 @@ def make_tensors(folder: Path) -> dict[str, list[torch.Tensor]]:
 def test_killed_replay_resumes_to_bitwise_equal_results(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 15, "restarts": 2, "tv": 1e-3})
-    assert Replay(recording=Recording(other / "recording"), spec=spec, out=other / "out", chunk=3, every=0.0).run().done == 4
+    assert make_replay(other, spec, out=other / "out", chunk=3, every=0.0).run().done == 4
     process = start_replay(run, pause=0.05)
     kill_when(process, lambda: iterations_kept(run) > 5)
     assert make_tensors(run / "out") == {}
@@ -213,7 +213,7 @@ def test_interrupted_chunk_is_attacked_again_and_written_results_stay(run: Path)
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
 
     def replay(**settings: int) -> Replay:
-        return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", **settings)
+        return make_replay(run, spec, out=run / "out", **settings)
 
     first = replay(chunk=4)
     first.run()
@@ -236,11 +236,11 @@ def test_interrupted_chunk_is_attacked_again_and_written_results_stay(run: Path)
 
 def test_chunks_do_not_depend_on_finished_cases(run: Path) -> None:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": 2, "tv": 0.0})
-    replay = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
+    replay = make_replay(run, spec, out=run / "out", chunk=2)
     chunks = [[case.key for case in chunk] for chunk in replay._chunks]
     assert [len(chunk) for chunk in chunks] == [2, 2]
     replay.run()
     replay.make_path(chunks[0][0]).unlink()
-    again = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "out", chunk=2)
+    again = make_replay(run, spec, out=run / "out", chunk=2)
     assert [[case.key for case in chunk] for chunk in again._chunks] == chunks
     assert again.run().done == 1

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from federations import federate
+from federations import federate, make_replay
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec
@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replay(run: Path, out: Path, steps: int) -> Replay:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": steps})
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=out, chunk=2)
+    return make_replay(run, spec, out=out, chunk=2)
 
 
 def test_estimated_cost_grows_with_steps_and_is_zero_at_the_end(run: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_estimated_cost_grows_with_steps_and_is_zero_at_the_end(run: Path, tmp_p
 def test_restarts_are_part_of_the_cost_of_an_attack_and_not_of_its_null(run: Path, tmp_path: Path) -> None:
     def forecast(name: str, restarts: int, *, null: bool = False) -> Forecast:
         spec = AttackSpec(name=name, arguments={"steps": 2, "restarts": restarts}, null=null)
-        return Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+        return make_replay(run, spec, out=tmp_path / "out").estimate_work()
 
     for name in ("cpl", "accumulate"):
         single, triple = forecast(name, 1), forecast(name, 3)
@@ -115,7 +115,7 @@ def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, 
     federate(tmp_path / "run", model="lenet_cpl", data="photos", batch_size=2)
     monkeypatch.setattr(routing.Routing, "answer", lambda self: pytest.fail("planning solves nothing"))
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    forecast = Replay(recording=Recording(tmp_path / "run" / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+    forecast = make_replay(tmp_path / "run", spec, out=tmp_path / "out").estimate_work()
     words = describe_routes(forecast)
     assert words[0] == "closed forms that may apply: features"
     assert [line.partition(" cannot: ")[0] for line in words[1:]] == ["linear", "layers, peeled", "layer_input"]
@@ -125,7 +125,7 @@ def test_inapplicable_closed_forms_are_listed_before_the_attack(tmp_path: Path, 
 def test_iterations_of_a_closed_form_are_part_of_the_cost(run: Path, tmp_path: Path) -> None:
     """With one step on one example, the closed form (route) `layer_input` may apply, which iterates."""
     spec = AttackSpec(name="exact", arguments={"fallback": "none", "route": "layer_input"})
-    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+    forecast = make_replay(run, spec, out=tmp_path / "out").estimate_work()
     assert forecast.reasons["layer_input"] == ""
     assert forecast.evaluations >= sum(layer_input.STAGE_STEPS)
     assert forecast.core_seconds > 1e-4 * sum(layer_input.STAGE_STEPS)
@@ -133,7 +133,7 @@ def test_iterations_of_a_closed_form_are_part_of_the_cost(run: Path, tmp_path: P
 
 def test_iterations_are_not_expected_where_the_first_layer_shows_the_example(run: Path, tmp_path: Path) -> None:
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    forecast = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out").estimate_work()
+    forecast = make_replay(run, spec, out=tmp_path / "out").estimate_work()
     assert (forecast.reasons["linear"], forecast.reasons["layer_input"]) == ("", "")
     assert forecast.evaluations == 1
 

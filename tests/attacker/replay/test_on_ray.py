@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_line import join_lines, run_attacker
 from federations import federate
-from typer.testing import CliRunner
 
-from attacker.cli import app
 from attacker.reconstruction import Reconstruction
 from defenses.registry import references
 
@@ -48,7 +47,7 @@ def read_results(stdout: str) -> tuple[dict, dict[str, Reconstruction]]:
 def test_ray_gives_bitwise_equal_results(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", rounds=2, batch_size=2)
     on_ray, theirs = replay(run, "--ray", "local", "--out", str(tmp_path / "ray"))
-    result = CliRunner().invoke(app, ["replay", str(run), *OPTIONS, "--workers", "1", "--out", str(tmp_path / "here")])
+    result = run_attacker("replay", run, *OPTIONS, "--workers", "1", "--out", tmp_path / "here")
     here, mine = read_results(result.stdout)
     assert (on_ray["done"], on_ray["failed"]) == (here["done"], here["failed"]) == (4, {})
     assert list(mine) == list(theirs)
@@ -61,7 +60,7 @@ def test_missing_cluster_is_an_error(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", batch_size=2)
     done = subprocess.run([*COMMAND, str(run), *OPTIONS, "--ray", "127.0.0.1:1"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
-    assert "no Ray cluster at '127.0.0.1:1'" in " ".join(done.stderr.split())
+    assert "no Ray cluster at '127.0.0.1:1'" in join_lines(done.stderr)
     assert "Traceback" not in done.stderr
 
 

@@ -2,19 +2,18 @@
 
 import json
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from federations import federate
-from typer.testing import CliRunner, Result
+from changed_recordings import change_index, change_manifest
+from command_line import join_lines, run_attacker
+from federations import federate, make_replay
+from observations import make_image_case
 
 from attacker.attacks import AttackSpec, Case, Need, cpl, find_unmet
 from attacker.attacks.needs import MAX_EXAMPLES
-from attacker.cli import app
 from attacker.replay.chosen_rows import explain_misfit
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, read_rows, summarise
@@ -36,24 +35,16 @@ def bad(run: Path) -> str:
 
 def replay(run: Path, *, null: bool = False, **settings) -> Replay:
     spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return make_replay(run, spec, **settings)
 
 
 def alter(run: Path, column: str, value: object, where: str = "1") -> None:
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index:
-        index.execute(f"UPDATE observations SET {column} = ? WHERE {where}", (value,))
-        index.commit()
+    change_index(run / "recording", f"UPDATE observations SET {column} = ? WHERE {where}", value)
 
 
 def describe(run: Path, part: str, **changes: object) -> None:
-    path = run / "recording" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest[part] |= changes
-    path.write_text(json.dumps(manifest))
+    manifest = json.loads((run / "recording" / "manifest.json").read_text())
+    change_manifest(run / "recording", **{part: manifest[part] | changes})
 
 
 @pytest.mark.parametrize("reported", [MAX_EXAMPLES + 1, 2**52])
@@ -99,7 +90,7 @@ def test_unknown_and_missing_weights_are_named() -> None:
 def test_command_line_announces_megabytes_and_states_failures(run: Path, bad: str) -> None:
     describe(run, "training", steps=None, epochs=1)
     alter(run, "num_examples", 2**52, f"client = '{bad}'")
-    result = call("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
+    result = run_attacker("replay", run, "--attack", "cpl", "--set", "steps=2", "--no-null", "--device", "cpu", "--json")
     assert result.exit_code == EXIT_FAILURES, result.stderr
     assert "4 observations to attack" in result.stderr
     assert float(re.findall(r"writes up\s+to\s+([\d.]+)\s+MB", result.stderr)[0]) < 0.1
@@ -107,8 +98,8 @@ def test_command_line_announces_megabytes_and_states_failures(run: Path, bad: st
     assert (part["done"], len(part["failed"])) == (4, 2)
 
 
-def test_largest_number_of_examples_is_accepted_and_one_more_refused(image_case) -> None:
-    case, _, _ = image_case(0)
+def test_largest_number_of_examples_is_accepted_and_one_more_refused() -> None:
+    case, _, _ = make_image_case(0)
     most, more = (Case((replace(case.observations[0], num_examples=MAX_EXAMPLES + extra),)) for extra in (0, 1))
     assert find_unmet(cpl(), most) == []
     assert find_unmet(cpl(), more) == [Need.FEW_EXAMPLES.value]
@@ -140,8 +131,7 @@ def test_altered_row_fails_alone(run: Path, bad: str, column: str, value: object
 
 def test_a_round_is_absent_only_where_the_index_has_no_row_of_it(run: Path, bad: str) -> None:
     both = frozenset({1, 2})
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute(f"DELETE FROM observations WHERE round = 2 AND client = '{bad}'")
+    change_index(run / "recording", "DELETE FROM observations WHERE round = 2 AND client = ?", bad)
     assert replay(run, rounds=both).run().notes == []
     alone = replay(run, rounds=both, clients=frozenset({bad})).run()
     assert alone.notes == ["the recording holds nothing of the chosen clients in round 2"]
@@ -186,16 +176,16 @@ def test_client_without_true_examples_is_left_out_of_the_scores(run: Path, bad: 
 def test_command_line_counts_cases_without_true_examples(run: Path, bad: str) -> None:
     for null in (False, True):
         replay(run, null=null).run()
-    assert "truth" not in call("score", run).stderr
+    assert "truth" not in run_attacker("score", run).stderr
     (run / "truth" / f"{bad}.jsonl").unlink()
-    result = call("score", run, "--json")
+    result = run_attacker("score", run, "--json")
     assert result.exit_code == 0, result.stderr
-    words = " ".join(result.stderr.split())
+    words = join_lines(result.stderr)
     assert f"2 cases have no truth and are not scored, the first: 00001-{bad};" in words
     assert "--truth" in words
     (summary,) = json.loads(result.stdout)
     assert (summary["examples"], summary["untold"]) == (8, [f"0000{round}-{bad}" for round in (1, 2)])
-    assert "2 cases have no truth" in " ".join(call("score", run).stderr.split())
+    assert "2 cases have no truth" in " ".join(run_attacker("score", run).stderr.split())
 
 
 def test_attack_without_true_examples_does_not_prevent_scoring_others(run: Path, bad: str) -> None:
@@ -203,14 +193,14 @@ def test_attack_without_true_examples_does_not_prevent_scoring_others(run: Path,
     spec = AttackSpec(name="cpl", arguments={"steps": 3})  # on this client alone
     alone = Replay(recording=replay(run).recording, spec=spec, out=run / "reconstructions", clients=frozenset({bad})).run()
     (run / "truth" / f"{bad}.jsonl").unlink()
-    result = call("score", run, "--json")
+    result = run_attacker("score", run, "--json")
     assert result.exit_code == 0, result.stderr
     (summary,) = json.loads(result.stdout)
     assert (summary["spec"], summary["examples"]) == ("cpl(steps=2)", 8)
-    assert "2 cases have no truth" in " ".join(result.stderr.split())
-    result = call("score", alone.folder)
+    assert "2 cases have no truth" in join_lines(result.stderr)
+    result = run_attacker("score", alone.folder)
     assert result.exit_code == 2
-    assert f"no truth of client {bad} in round 1" in " ".join(result.stderr.split())
+    assert f"no truth of client {bad} in round 1" in join_lines(result.stderr)
 
 
 def test_scoring_without_any_true_examples_fails_and_keeps_earlier_scores(run: Path) -> None:
@@ -220,9 +210,9 @@ def test_scoring_without_any_true_examples_fails_and_keeps_earlier_scores(run: P
         path.unlink()
     with pytest.raises(NoTruth, match="no truth of client"):
         Scorer(run, [run / "truth"]).score(done.folder)
-    result = call("score", run)
+    result = run_attacker("score", run)
     assert result.exit_code == 2
-    assert "no truth of client" in " ".join(result.stderr.split())
+    assert "no truth of client" in join_lines(result.stderr)
     assert read_rows(run / "scores.jsonl") == rows
 
 
@@ -230,9 +220,9 @@ def test_scoring_without_any_true_examples_fails_and_keeps_earlier_scores(run: P
 def test_advice_of_score_is_a_complete_command(run: Path, name: str, more: str) -> None:
     describe(run, "model", name=name)
     for asked in (run, run / "reconstructions"):
-        result = call("score", asked)
+        result = run_attacker("score", asked)
         assert result.exit_code == 2
-        assert " ".join(result.stderr.split()).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
+        assert join_lines(result.stderr).endswith(f"make some with: attacker replay {run} --attack cpl{more}")
         (run / "reconstructions").mkdir(exist_ok=True)
 
 
@@ -241,6 +231,6 @@ def test_truth_of_another_data_set_is_refused_by_its_file(run: Path) -> None:
     path = next((run / "truth").glob("*.jsonl"))
     rows = [json.loads(line) | {"indices": [99_999]} for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = call("score", run)
+    result = run_attacker("score", run)
     assert result.exit_code in (1, 2)
-    assert f"{path.name}: names example 99999" in " ".join(result.stderr.split())
+    assert f"{path.name}: names example 99999" in join_lines(result.stderr)

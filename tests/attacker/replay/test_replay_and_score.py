@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 from PIL import Image
 
 from attacker.attacks import AttackSpec
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replay(run: Path, name: str = "cpl", *, null: bool = False, arguments: dict | None = None, **settings) -> Replay:
     spec = AttackSpec(name=name, arguments={"steps": 2} if arguments is None else arguments, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+    return make_replay(run, spec, **settings)
 
 
 def test_every_example_has_a_score_row_with_its_original(run: Path) -> None:
@@ -273,7 +273,7 @@ def test_diverged_search_is_a_failure_and_can_be_scored(run: Path) -> None:
 def test_recordings_with_a_common_output_folder_do_not_mix(run: Path, tmp_path: Path) -> None:
     other = federate(tmp_path / "other", seed=5, **SETTINGS)
     first = replay(run)
-    second = Replay(recording=Recording(other / "recording"), spec=first.spec, out=first.out)
+    second = make_replay(other, first.spec, out=first.out)
     assert first.folder != second.folder
     first.run()
     assert second.run().done == 6

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import federate
-from typer.testing import CliRunner
+from command_line import run_attacker
+from federations import federate, make_replay
 
 from attacker.attacks import ATTACKS, AttackSpec
-from attacker.cli import app as cli
 from attacker.replay import identity, metadata
 from attacker.replay.identity import identify_version
 from attacker.replay.replay import Replay
@@ -115,7 +114,7 @@ def test_results_of_an_edited_file_are_separate(tmp_path: Path) -> None:
     for seed in range(2):
         images = np.random.default_rng(seed).integers(0, 256, (20, 8, 8), dtype=np.uint8)
         np.savez(archive, images=images, labels=np.arange(20) % 10)
-        done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+        done = make_replay(run, spec).run()
         assert (done.done, done.skipped) == (1, 0)
         folders.add(done.folder)
     assert len(folders) == 2
@@ -223,7 +222,7 @@ def test_results_with_an_oracle_depend_on_the_true_examples(tmp_path: Path) -> N
                 *oracles,
                 "--json",
             ]
-            done = CliRunner().invoke(cli, call)
+            done = run_attacker(*call)
             assert done.exit_code == 0, done.output
             folders[truth.name, bool(oracles)] = json.loads(done.stdout)[0]["folder"]
     assert folders["truth", True] == folders["moved", True] != folders["other", True]

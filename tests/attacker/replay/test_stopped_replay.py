@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import join_lines, run_attacker
 from federations import federate
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from attacker.cli import app
 from attacker.scoring import read_rows
 from attacker.scoring.states import count_cases
 from fedsim.commands.console import EXIT_UNFINISHED
@@ -48,7 +48,7 @@ def stop(run: Path, attack: tuple[str, ...], sent: signal.Signals, *, at: str) -
 
 
 def score(run: Path, *more: str) -> Result:
-    return CliRunner().invoke(app, ["score", str(run), *more])
+    return run_attacker("score", run, *more)
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def test_scores_of_a_stopped_search_are_of_finished_cases(run: Path, sent: signa
     states = {row.case: row.state for row in read_rows(run / "scores.jsonl")}
     assert count_cases(states) == {state: count for state, count in cases.items() if count}
     result = score(run)
-    assert f"{6 - cases['done']} of 6 cases are not finished" in " ".join(result.stderr.split())
+    assert f"{6 - cases['done']} of 6 cases are not finished" in join_lines(result.stderr)
     assert f"{cases['done']} of 6 cases" in result.stdout
     assert f"{cases['waiting']} waiting" in result.stdout
     if sent == signal.SIGINT:
@@ -88,22 +88,22 @@ def test_stopped_attack_without_a_finished_case_has_no_score(run: Path, sent: si
     assert result.exit_code == EXIT_UNFINISHED
     assert "agic(steps=1000000): nothing finished yet." in result.stdout
     assert "0%" not in result.stdout
-    assert "2 of 2 cases are not finished (2 waiting)" in " ".join(result.stderr.split())
+    assert "2 of 2 cases are not finished (2 waiting)" in join_lines(result.stderr)
 
 
 def test_finished_replay_has_exit_status_0_and_a_missing_null_case_not(run: Path) -> None:
-    result = CliRunner().invoke(app, ["replay", str(run), "--attack", "exact", "--device", "cpu"])
+    result = run_attacker("replay", run, "--attack", "exact", "--device", "cpu")
     assert result.exit_code == 0, result.output
     assert score(run).exit_code == 0
     null = next(path for path in run.glob("reconstructions/exact-null-*/*.safetensors"))
     null.unlink()
     result = score(run)
     assert result.exit_code == EXIT_UNFINISHED
-    assert "exact() without gradient: 1 of 6 cases are not finished (1 waiting)" in " ".join(result.stderr.split())
+    assert "exact() without gradient: 1 of 6 cases are not finished (1 waiting)" in join_lines(result.stderr)
 
 
 @pytest.mark.parametrize(("command", "status"), [("replay", 1), ("score", 3)])
 def test_exit_statuses_are_in_the_help(command: str, status: int) -> None:
-    result = CliRunner().invoke(app, [command, "--help"]).output
-    assert "Exit status" in " ".join(result.split())
+    result = run_attacker(command, "--help").output
+    assert "Exit status" in join_lines(result)
     assert f" {status} if" in " ".join(result.replace("│", " ").split())

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import run_attacker
+from federations import make_replay
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.cases import UNNAMED_CLIENT
 from attacker.attacks.multi_round.spans.attack import Spans
-from attacker.cli import app
 from attacker.replay.metadata_reader import read_metadata
 from attacker.replay.replay import Replay
 from attacker.report.conclusions import describe_summaries
@@ -48,7 +48,7 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 def replay(run: Path, *, null: bool = False, **settings) -> Replay:
     spec = AttackSpec(name="spans", arguments={"anonymous": True}, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions", **settings)
+    return make_replay(run, spec, **settings)
 
 
 def test_attack_sees_neither_names_nor_a_fixed_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +98,12 @@ def test_every_example_of_all_clients_is_scored_once_and_rows_name_the_weaker_at
 
 def test_report_says_that_the_names_were_withheld(run: Path) -> None:
     replay(run).run()
-    named = Replay(recording=Recording(run / "recording"), spec=AttackSpec(name="spans"), out=run / "reconstructions")
+    named = make_replay(run, AttackSpec(name="spans"))
     named.run()
     facts = [json.loads(path.read_text())["withheld"] for path in sorted((run / "reconstructions").glob("*/attack.json"))]
     assert sorted(facts) == [[], ["client names"]]
-    assert CliRunner().invoke(app, ["score", str(run)]).exit_code == 0
-    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
+    assert run_attacker("score", run).exit_code == 0
+    assert run_attacker("report", run).exit_code == 0
     page = next(run.rglob("*.html")).read_text()
     assert "without client names" in page
     path = replay(run).folder / "attack.json"
@@ -142,13 +142,12 @@ def test_clients_cannot_be_chosen_by_names_that_are_hidden(run: Path) -> None:
 
 
 def test_option_of_the_command_withholds_the_names(run: Path) -> None:
-    def call(*words: object) -> Result:
-        return CliRunner().invoke(app, [str(word) for word in words])
-
-    refused = call("replay", run, "--attack", "cpl", "--anonymous")
+    refused = run_attacker("replay", run, "--attack", "cpl", "--anonymous")
     assert refused.exit_code == 2
     assert "--anonymous is an option of the attack spans" in refused.output
-    made = call("replay", run, "--attack", "spans", "--anonymous", "--no-null", "--rounds", "1-3", "--workers", "1", "--json")
+    made = run_attacker(
+        "replay", run, "--attack", "spans", "--anonymous", "--no-null", "--rounds", "1-3", "--workers", "1", "--json"
+    )
     assert made.exit_code == 0, made.output
     (result,) = json.loads(made.stdout)
     assert read_metadata(Path(result["folder"]) / "attack.json")["withheld"] == ["client names"]

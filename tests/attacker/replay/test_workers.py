@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from equal_results import answers, check_equal
-from federations import federate
+from federations import federate, make_replay
 from processes import wait_until
 
 from attacker.attacks import AttackSpec
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replay(run: Path, out: str = "reconstructions", *, steps: int = 3, **settings) -> Replay:
     spec = AttackSpec(name="inverting_gradients", arguments={"steps": steps, "tv": 0.0})
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / out, chunk=1, threads=1, **settings)
+    return make_replay(run, spec, out=run / out, chunk=1, threads=1, **settings)
 
 
 def children(parent: int) -> list[int]:

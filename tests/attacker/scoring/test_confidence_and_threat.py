@@ -1,23 +1,21 @@
 """Tests of score rows: AUROC and calibration of confidence, identification, exact matches, threat classes, and bounds."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federations import federate
+from changed_recordings import change_index
+from federations import federate, make_replay
 
 from attacker.attacks import AttackSpec, feature_reconstruction, robbing_the_fed
 from attacker.attacks.needs import list_oracles
-from attacker.replay.replay import Replay
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.measures import EXACT_TOLERANCE, measure
 from attacker.scoring.rows import MAX_CHANCE
 from attacker.scoring.statistics import judge_confidence
 from attacker.scoring.threat import classify_threat, list_concessions
-from fedsim.recording import Column, DataSpec, ModelSpec, Recording
+from fedsim.recording import Column, DataSpec, ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -100,7 +98,7 @@ def score(run: Path, *, bound_seconds: float) -> list[ScoreRow]:
     rows: list[ScoreRow] = []
     for null in (False, True):
         spec = AttackSpec(name="exact", arguments={"fallback": "none"}, null=null)
-        rows += scorer.score(Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run().folder)
+        rows += scorer.score(make_replay(run, spec).run().folder)
     return rows
 
 
@@ -133,7 +131,7 @@ def test_without_time_there_are_no_bounds_and_a_reason(run: Path) -> None:
 def score_with_reasons(run: Path) -> tuple[list[ScoreRow], dict[str, str]]:
     """Replay an attack, and return its score rows and the reasons for missing bounds."""
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    folder = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run().folder
+    folder = make_replay(run, spec).run().folder
     scorer = Scorer(run, [run / "truth"], bound_seconds=60)
     rows = scorer.score(folder)
     assert scorer.bounds is not None
@@ -151,8 +149,7 @@ def test_secure_sums_are_scored_without_bounds(tmp_path: Path) -> None:
 def test_case_with_a_damaged_index_row_has_no_bound(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", model=MODEL, defense="gaussian(0.003)")
     score_with_reasons(run)
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute("UPDATE observations SET bytes = -1 WHERE client = (SELECT min(client) FROM observations)")
+    change_index(run / "recording", "UPDATE observations SET bytes = -1 WHERE client = (SELECT min(client) FROM observations)")
     folder = next(path for path in (run / "reconstructions").iterdir() if path.is_dir())
     scorer = Scorer(run, [run / "truth"], bound_seconds=60)
     assert sorted(row.bound_mse is None for row in scorer.score(folder)) == [False, True]

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 
 from attacker.attacks import AttackSpec
 from attacker.reconstruction import Reconstruction
-from attacker.replay.replay import Replay
 from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, summarise
 from attacker.scoring.comparison import compare_with_other, pair_clients
 from attacker.scoring.truth.originals import CaseObservation
-from fedsim.recording import Recording
 
 
 def make_case(key: str, client: str, round: int, status: str = "complete") -> dict[str, object]:
@@ -31,7 +29,7 @@ def test_cases_are_paired_with_another_client_preferably_of_the_same_round() -> 
 def test_an_exact_attack_recovers_nothing_from_another_clients_update(tmp_path: Path) -> None:
     run = federate(tmp_path / "run", model={"name": "mlp", "hidden": [32]}, clients=3)
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    replayed = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+    replayed = make_replay(run, spec).run()
     scorer = Scorer(run, [run / "truth"])
     rows = scorer.score(replayed.folder)
     assert [(row.success, row.other_success) for row in rows] == [(True, False)] * 3
@@ -64,7 +62,7 @@ def test_failures_stay_in_the_denominator(tmp_path: Path) -> None:
     """One of three clients fails, and another has lost one of its two examples: six examples stay in both shares."""
     run = federate(tmp_path / "run", model={"name": "mlp", "hidden": [32]}, clients=3, batch_size=2)
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    replayed = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+    replayed = make_replay(run, spec).run()
     scorer = Scorer(run, [run / "truth"])
     first, second, _ = dict.fromkeys(row.case for row in scorer.score(replayed.folder))
     (replayed.folder / f"{first}.safetensors").unlink()

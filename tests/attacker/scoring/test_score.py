@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federations import federate
+from federations import federate, make_replay
 from PIL import Image
 
 from attacker.attacks import AttackSpec
 from attacker.attacks.learned.perceptual import load
 from attacker.reconstruction import Reconstruction
-from attacker.replay.replay import Replay, ReplayResult
+from attacker.replay.replay import ReplayResult
 from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.rows import replace_rows
-from fedsim.recording import Recording
 
 Federate = Callable[..., Path]
 
@@ -35,7 +34,7 @@ def federate_here(tmp_path: Path) -> Federate:
 
 def attack(run: Path, **arguments: Any) -> ReplayResult:
     spec = AttackSpec(name="cpl", arguments=arguments or {"steps": 2})
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+    return make_replay(run, spec).run()
 
 
 def test_rows_have_the_lpips_of_their_pairs_and_the_summary_the_mean(shared_data: Path, federate_here: Federate) -> None:
@@ -86,7 +85,7 @@ def test_exact_matches_are_a_share_of_all_rows_and_images_have_none(federate_her
     """A row without a reconstruction is no match, whether its case failed or lacks an example."""
     training = {"learning_rate": 0.1, "batch_size": 1, "steps": 1}
     tables = federate_here(model="mlp", data="breast_cancer", training=training)
-    done = Replay(recording=Recording(tables / "recording"), spec=AttackSpec(name="exact"), out=tables / "reconstructions").run()
+    done = make_replay(tables, AttackSpec(name="exact")).run()
     first, second = sorted(done.folder.glob("*.safetensors"))
     second.unlink()
     write_failure(done.folder, second.stem, "out of memory")

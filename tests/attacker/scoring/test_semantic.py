@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from federations import federate
+from command_line import join_lines, run_attacker
+from federations import federate, make_replay
 from torch import Tensor
-from typer.testing import CliRunner
 
 from attacker.attacks import AttackSpec
-from attacker.cli import app
-from attacker.replay.replay import Replay
 from attacker.report import build
 from attacker.scoring import Scorer, read_rows, semantic, summarise
 from attacker.scoring.score import make_missing_measures
 from attacker.scoring.semantic import Tagger, load_tagger, measure_jaccard, tag_pairs
 from defenses.registry import references
-from fedsim.recording import DataSpec, Recording
+from fedsim.recording import DataSpec
 
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=2)
 OWN = """
@@ -99,12 +97,12 @@ def test_rows_summary_and_report_hold_the_tags(own: str, tmp_path: Path) -> None
     run = federate(tmp_path / "run", data="photos")
     for null in (False, True):
         spec = AttackSpec(name="cpl", arguments={"steps": 2}, null=null)
-        done = Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions").run()
+        done = make_replay(run, spec).run()
     scorer = Scorer(run, [run / "truth"])
     assert all((row.tag_jaccard, row.tag_reason) == (None, semantic.NOT_ASKED) for row in scorer.score(done.folder))
-    result = CliRunner().invoke(app, ["score", str(run), "--tagger", f"{own}:brightness"])
+    result = run_attacker("score", run, "--tagger", f"{own}:brightness")
     assert result.exit_code == 0, result.output
-    assert f"tags by {own}:brightness: mean Jaccard similarity" in " ".join(result.output.split())
+    assert f"tags by {own}:brightness: mean Jaccard similarity" in join_lines(result.output)
     rows = read_rows(run / "scores.jsonl")
     assert {row.tagger for row in rows} == {f"{own}:brightness"}
     for row in rows:

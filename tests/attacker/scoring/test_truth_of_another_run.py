@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federations import federate
-from typer.testing import CliRunner
+from command_line import run_attacker
+from federations import federate, make_replay
 
 from attacker.attacks import AttackSpec
 from attacker.audit.audit import audit
-from attacker.cli import app
-from attacker.replay.replay import Replay
 from attacker.report.gather import gather_run
 from attacker.scoring import Scorer, ScoreRow
 from attacker.scoring.truth.originals import CaseObservation
@@ -57,15 +55,14 @@ def test_strong_noise_and_unknown_defenses_hide_whose_truth_it_is(tmp_path: Path
 def test_scores_report_and_audit_warn_of_the_truth_of_another_run(tmp_path: Path) -> None:
     one, other = (federate(tmp_path / str(seed), seed=seed) for seed in (1, 2))
     spec = AttackSpec(name="exact", arguments={"fallback": "none"})
-    Replay(recording=Recording(one / "recording"), spec=spec, out=one / "reconstructions").run()
-    call = CliRunner().invoke
-    wrong = call(app, ["score", str(one), "--truth", str(other / "truth"), "--json"])
+    make_replay(one, spec).run()
+    wrong = run_attacker("score", one, "--truth", other / "truth", "--json")
     assert "these scores may be worthless" in wrong.stderr
     assert "is not that of its true examples" in json.loads(wrong.stdout)[0]["mismatch"]
     assert any("worthless" in hint.what for hint in gather_run(one).hints)
     found = audit(one, seconds=1, truth=[other / "truth"])
     assert [check.kind for check in found.not_checked if check.rule == "truth"] == ["no guarantee"]
-    right = call(app, ["score", str(one), "--json"])
+    right = run_attacker("score", one, "--json")
     assert "worthless" not in right.stderr
     assert json.loads(right.stdout)[0]["mismatch"] == ""
 

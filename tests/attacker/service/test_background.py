@@ -1,13 +1,12 @@
 """Tests of the background work of the service: new scores and rounds are served and published without waiting for a scan."""
 
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_recordings import add_round
 from fastapi import FastAPI
 from processes import wait_until
 
@@ -104,8 +103,6 @@ def test_new_round_is_passed_to_the_rules_at_once(
     monkeypatch.setattr(BackgroundWork, "apply_rules", noted)
     works()
     noted_events.clear()
-    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
-        row = "INSERT INTO observations SELECT 3, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at"
-        index.execute(f"{row} FROM observations WHERE round = 1")
+    add_round(root / "digits" / "recording", 3)
     wait_until(lambda: noted_events)
     assert [(one.recording, one.round) for one in noted_events] == [("digits", 3)]

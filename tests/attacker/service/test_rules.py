@@ -1,14 +1,12 @@
 """Tests of rules, which submit jobs for new rounds of recordings: selection, budgets, and no job twice."""
 
-import json
 import logging
 import shutil
-import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from changed_recordings import change_index, change_manifest
 
 from attacker.service import rules as module
 from attacker.service.background import BackgroundWork
@@ -252,12 +250,10 @@ def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, 
     assert list_submitted(components.queue) == [("digits", "1"), ("digits", "2")]
     shutil.rmtree(root / "digits")
     shutil.copytree(federated, root / "digits")
-    manifest = root / "digits" / "recording" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "created": "2999-01-01T00:00:00Z"}))
+    change_manifest(root / "digits" / "recording", created="2999-01-01T00:00:00Z")
     background.apply_rules(components.catalogue.scan().arrived)
     assert list_submitted(components.queue)[2:] == [("digits", "1"), ("digits", "2")]
-    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
-        index.execute("UPDATE observations SET attempt = 2 WHERE round = 2")
+    change_index(root / "digits" / "recording", "UPDATE observations SET attempt = 2 WHERE round = 2")
     background.apply_rules(components.catalogue.scan().arrived)
     background.apply_rules(components.catalogue.scan().arrived)
     assert list_submitted(components.queue)[4:] == [("digits", "2")]

@@ -7,20 +7,19 @@ import re
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from typer.testing import CliRunner
+from changed_recordings import add_round
+from command_line import run_attacker
 
-from attacker.cli import app
 from attacker.service.background import BackgroundWork
 from attacker.service.http.app import create_app, make_components
 from attacker.service.server import make_server, open_listener
@@ -69,12 +68,6 @@ def events(stream: httpx.Response) -> Iterator[tuple[str, Any]]:
             yield kind, json.loads(value)
 
 
-def add_round(run: Path, number: int) -> None:
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        row = "INSERT INTO observations SELECT ?, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at"
-        index.execute(f"{row} FROM observations WHERE round = 1", (number,))
-
-
 def raw(url: str, content: bytes) -> bytes:
     """Send bytes to the service, and return all that it sends until it closes the connection."""
     host, port = re.match(r"http://([^:]+):(\d+)", url).groups()  # type: ignore[union-attr]
@@ -99,7 +92,7 @@ def test_events_are_streamed_and_the_service_ends_with_listeners(
         assert stream.headers["content-type"].startswith("text/event-stream")
         stream_of_events = events(stream)
         assert next(stream_of_events) == ("hello", {"resumed": False})
-        add_round(root / "digits", 3)
+        add_round(root / "digits" / "recording", 3)
         assert ("digits", 3) in ((one["id"], one["last_round"]) for kind, one in stream_of_events if kind == "recording")
         job = client.post("/api/v1/jobs", json={"recording": "digits", "attack": "cpl"}).json()
         assert ("job", job["id"]) in ((kind, one.get("id")) for kind, one in stream_of_events if kind == "job")
@@ -139,7 +132,7 @@ print(loaded, len(gc.get_objects()))
 
 def test_another_service_in_the_same_folder_is_refused(root: Path) -> None:
     with hold_lock(claim_folder(root / ".attacker") / "service.lock"):
-        stream_of_events = CliRunner().invoke(app, ["serve", str(root), "--port", "0", "--workers", "0", "--no-token"])
+        stream_of_events = run_attacker("serve", root, "--port", "0", "--workers", "0", "--no-token")
     assert (stream_of_events.exit_code, stream_of_events.stdout) == (2, "")
     assert "another process is working there" in stream_of_events.stderr
 

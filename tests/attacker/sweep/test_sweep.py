@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import run_attacker
+from typer.testing import Result
 
-from attacker.cli import app
 from attacker.replay.replay import Replay
 from attacker.scoring import Scorer
 from attacker.sweep import GridError, federations, read_grid, run_sweep
@@ -41,7 +41,7 @@ def write(folder: Path, grid: str = GRID, experiment: str = EXPERIMENT) -> Path:
 
 
 def call(*words: object) -> Result:
-    return CliRunner().invoke(app, ["sweep", *map(str, words)])
+    return run_attacker("sweep", *words)
 
 
 def read_rows(out: Path) -> list[dict[str, str]]:

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from cli_runs import SMALL
+from command_line import run_fedsim
 from state_dicts import RATE, SETTINGS, Arrays, network
 from torch import Tensor, nn
-from typer.testing import CliRunner, Result
-
-from fedsim.cli import app
+from typer.testing import Result
 
 
 @pytest.fixture
@@ -31,8 +30,8 @@ def bring(tmp_path: Path) -> Callable[..., Result]:
 
     def go(before: Path, after: Path, more: str = "", *options: str, settings: str = SETTINGS) -> Result:
         (tmp_path / "settings.toml").write_text(settings + more)
-        call = ["import", before, after, "--settings", tmp_path / "settings.toml", "--out", tmp_path / "out", *options]
-        return CliRunner().invoke(app, [str(part) for part in call])
+        to = ("--settings", tmp_path / "settings.toml", "--out", tmp_path / "out")
+        return run_fedsim("import", before, after, *to, *options)
 
     return go
 

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 from torch import nn
-from typer.testing import Result
 
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec
@@ -38,7 +37,3 @@ def write(path: Path, arrays: Arrays) -> Path:
     else:
         torch.save({name: torch.from_numpy(a.copy()) for name, a in arrays.items()}, path)
     return path
-
-
-def words(result: Result) -> str:
-    return " ".join(result.stderr.split())

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import SMALL, fedsim, run, words
+from cli_runs import SMALL, run
+from command_line import join_lines, run_fedsim
 
 from fedsim.commands.console import EXIT_FAILURES
 from fedsim.config.experiment import read
@@ -23,7 +24,7 @@ def test_run_prints_one_json_document_on_stdout_and_nothing_else(small: Path) ->
     result = json.loads(done.stdout)
     assert (result["run"], result["rounds"], result["complete"], len(result["clients"])) == ("out", 2, 6, 3)
     assert [row["complete"] for row in result["per_round"]] == [3, 3]
-    assert "3 clients, 2 rounds; writes up to" in words(done.stderr)
+    assert "3 clients, 2 rounds; writes up to" in join_lines(done.stderr)
     assert "Traceback" not in done.stderr
     assert "INFO" not in done.stderr
 
@@ -31,7 +32,7 @@ def test_run_prints_one_json_document_on_stdout_and_nothing_else(small: Path) ->
 def test_without_json_the_result_is_a_line_for_people(small: Path) -> None:
     result = run()
     assert result.exit_code == 0
-    assert "6 observations of 3 clients in 2 rounds" in words(result.stdout)
+    assert "6 observations of 3 clients in 2 rounds" in join_lines(result.stdout)
 
 
 def test_running_again_skips_what_is_done(small: Path) -> None:
@@ -41,7 +42,7 @@ def test_running_again_skips_what_is_done(small: Path) -> None:
     assert "out is done already" in again.stderr
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert {p: p.stat().st_mtime_ns for p in small.parent.rglob("*") if p.is_file()} == before
-    resolved = fedsim("run", "out/experiment.toml", "--out", "out", "--engine", "local")
+    resolved = run_fedsim("run", "out/experiment.toml", "--out", "out", "--engine", "local")
     assert (resolved.exit_code, "done already" in resolved.stderr) == (0, True)
 
 
@@ -49,7 +50,7 @@ def test_another_experiment_in_the_same_folder_is_refused(small: Path) -> None:
     assert run().exit_code == 0
     refused = run("--set", "seed=1")
     assert refused.exit_code == 2
-    assert "out holds another run, or other files" in words(refused.stderr)
+    assert "out holds another run, or other files" in join_lines(refused.stderr)
     assert refused.stdout == ""
 
 
@@ -100,7 +101,7 @@ def test_set_reads_values_as_toml_and_else_as_text(small: Path, given: list[str]
 def test_wrong_usage_is_status_2_with_the_reason_on_stderr(small: Path, arguments: list[str], expected: str) -> None:
     refused = run(*arguments)
     assert refused.exit_code == 2, refused.output
-    assert expected in words(refused.stderr)
+    assert expected in join_lines(refused.stderr)
     assert refused.stdout == ""
     assert not (small.parent / "out").exists()
 
@@ -109,8 +110,8 @@ def test_an_unknown_key_in_the_file_is_named_with_the_file(small: Path) -> None:
     small.write_text(SMALL + "\n[record]\nrouns = 1\n")
     refused = run()
     assert refused.exit_code == 2
-    assert "small.toml: record.rouns: unknown key" in words(refused.stderr)
-    assert fedsim("run", "none.toml").exit_code == 2
+    assert "small.toml: record.rouns: unknown key" in join_lines(refused.stderr)
+    assert run_fedsim("run", "none.toml").exit_code == 2
 
 
 def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +123,14 @@ def test_work_that_fails_is_status_1(small: Path, monkeypatch: pytest.MonkeyPatc
     assert failed.exit_code == 1
     assert failed.stdout == ""
     first = r"6 of 6 replies are missing, the first, of client \d+ in round 1: OSError: sensor unplugged"
-    assert re.search(first, words(failed.stderr))
-    assert "no client ever answered" in words(failed.stderr)
-    assert "correct the cause, then fedsim delete" in words(failed.stderr)
+    assert re.search(first, join_lines(failed.stderr))
+    assert "no client ever answered" in join_lines(failed.stderr)
+    assert "correct the cause, then fedsim delete" in join_lines(failed.stderr)
     for again in ((), ("--resume",)):  # a finished run without any answer is still a failure
         result = run("--json", *again)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "no client ever answered: 6 of 6 replies are missing" in words(result.stderr)
-        assert "is done already" not in words(result.stderr)
+        assert "no client ever answered: 6 of 6 replies are missing" in join_lines(result.stderr)
+        assert "is done already" not in join_lines(result.stderr)
 
 
 def test_missing_replies_have_their_own_status_unless_failures_are_allowed(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +148,8 @@ def test_missing_replies_have_their_own_status_unless_failures_are_allowed(small
     result = run("--json")
     assert result.exit_code == EXIT_FAILURES
     first = r"1 of 6 replies are missing, the first, of client \S+ in round 2: MemoryError: \[bold\]full"
-    assert re.search(first, words(result.stderr))
-    assert "1 reply is missing; fedsim show out lists the rounds; with --allow-failures the exit status would be 0" in words(
+    assert re.search(first, join_lines(result.stderr))
+    assert "1 reply is missing; fedsim show out lists the rounds; with --allow-failures the exit status would be 0" in join_lines(
         result.stderr
     )
     assert [(row["complete"], row["failed"], row["late"]) for row in json.loads(result.stdout)["per_round"]] == [
@@ -157,7 +158,7 @@ def test_missing_replies_have_their_own_status_unless_failures_are_allowed(small
     ]
     again = run("--allow-failures")
     assert again.exit_code == 0
-    assert re.fullmatch(f"{first} out is done already", words(again.stderr))
+    assert re.fullmatch(f"{first} out is done already", join_lines(again.stderr))
 
 
 def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
@@ -172,17 +173,17 @@ def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
             on_words(line)
 
     monkeypatch.setattr(engine, "run_deployment", deployed)
-    result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    result = run_fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert result.exit_code == 0, result.stderr
     assert all(result.stderr.count(line) == 1 for line in lines)
-    assert "done; there is on the server" in words(result.stderr)
+    assert "done; there is on the server" in join_lines(result.stderr)
 
     lines.append("not everything succeeded: 1 reply is missing; fedsim show there lists the rounds")
-    result = fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
+    result = run_fedsim("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
     assert result.exit_code == EXIT_FAILURES
-    assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in words(result.stderr)
+    assert "1 reply is missing; fedsim show there lists the rounds; with --allow-failures" in join_lines(result.stderr)
     there = ("run", "small.toml", "--out", "there", "--engine", "deployment", "--superlink", "a:1", "--insecure")
-    assert fedsim(*there, "--allow-failures").exit_code == 0
+    assert run_fedsim(*there, "--allow-failures").exit_code == 0
 
     def here(experiment: Any, superlink: Any, on_round: Any, on_words: Any) -> None:
         on_words("6 of 6 replies are late")
@@ -190,7 +191,7 @@ def test_messages_of_a_deployments_server_are_printed_once_wherever_the_run_is(
 
     monkeypatch.setattr(engine, "run_deployment", here)
     monkeypatch.setattr("fedsim.server.outcome.check_end", lambda folder, tell: tell("6 of 6 replies are late"))
-    result = fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
+    result = run_fedsim("run", "small.toml", "--out", "out", "--engine", "deployment")
     assert (result.exit_code, result.stderr.count("6 of 6 replies are late")) == (0, 1)
 
 
@@ -200,13 +201,13 @@ def test_a_folder_that_cannot_be_made_is_named_with_advice(small: Path, engine: 
         raise RuntimeError("failed") from NotADirectoryError(20, "Not a directory", "small.toml/out")
 
     monkeypatch.setattr("flwr.simulation.run_simulation", on_ray)
-    refused = fedsim("run", "small.toml", "--out", "small.toml/out", "--engine", engine)
+    refused = run_fedsim("run", "small.toml", "--out", "small.toml/out", "--engine", engine)
     assert refused.exit_code == 2
-    assert "small.toml/out: Not a directory; a part of this path is a file; name a folder" in words(refused.stderr)
+    assert "small.toml/out: Not a directory; a part of this path is a file; name a folder" in join_lines(refused.stderr)
 
 
 def test_resources_that_the_machine_lacks_end_a_ray_run_at_once(small: Path) -> None:
-    refused = fedsim("run", "small.toml", "--out", "out", "--engine", "ray", "--client-cpus", "1000")
+    refused = run_fedsim("run", "small.toml", "--out", "out", "--engine", "ray", "--client-cpus", "1000")
     assert refused.exit_code == 1
-    assert "--client-cpus must be above 0" in words(refused.stderr)
+    assert "--client-cpus must be above 0" in join_lines(refused.stderr)
     assert not (small.parent / "out").exists()

@@ -2,13 +2,14 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_runs import fedsim, run, words
-from typer.testing import CliRunner
+from cli_runs import run
+from command_line import join_lines, run_attacker, run_fedsim
+from typer.testing import Result
 
-from fedsim.cli import app
 from fedsim.commands.console import EXIT_FAILURES
 from fedsim.config.experiment import read
 
@@ -18,20 +19,20 @@ OURS = {"plain", "masked", "withhold", "in_gradient_units"}
 
 def test_a_run_that_diverged_can_be_shown(small: Path) -> None:
     assert run("--set", "training.learning_rate=1e38", "--set", "training.steps=3").exit_code == EXIT_FAILURES
-    result = json.loads(fedsim("show", "out", "--json").stdout)
+    result = json.loads(run_fedsim("show", "out", "--json").stdout)
     assert result["per_round"][-1]["loss"] is None
-    assert fedsim("show", "out").exit_code == 0
+    assert run_fedsim("show", "out").exit_code == 0
 
 
 def test_show_prints_what_was_recorded(small: Path) -> None:
     run("--set", "defense=clip(2)")
-    result = json.loads(fedsim("show", "out", "--json").stdout)
+    result = json.loads(run_fedsim("show", "out", "--json").stdout)
     assert (result["model"], result["defense"], result["complete"]) == ("mlp(hidden=[4])", "clip(2)", 6)
     assert result["data"] == {"shape": [1, 8, 8], "num_classes": 10}
     assert result["training"]["batch_size"] == 4
     metrics = [json.loads(line) for line in (small.parent / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [(row["loss"], row["bytes"]) for row in result["per_round"]] == [(m["loss"], m["bytes_up"]) for m in metrics[1:]]
-    people = words(fedsim("show", "out").stdout)
+    people = join_lines(run_fedsim("show", "out").stdout)
     assert "mlp(hidden=[4])" in people
     assert "clip(2)" in people
     assert f"{metrics[2]['loss']:.3f}" in people
@@ -46,7 +47,7 @@ def test_show_prints_what_was_recorded(small: Path) -> None:
 def test_show_prints_all_that_clients_do(small: Path) -> None:
     keys = {"gradient": "dp_sgd(max_norm=2.0, noise=0.5)", "network": "dropout(p=0.3)", "inputs": "mixup(alpha=2.0)"}
     run(*(part for key, value in keys.items() for part in ("--set", f"{key}={value}")), "--set", "secure_aggregation.threshold=2")
-    result, people = json.loads(fedsim("show", "out", "--json").stdout), words(fedsim("show", "out").stdout)
+    result, people = json.loads(run_fedsim("show", "out", "--json").stdout), join_lines(run_fedsim("show", "out").stdout)
     assert (result["secure_aggregation"]["threshold"], result["codec"]) == (2, "masked")
     for key in keys:
         assert f"{key} {result[key]}" in people
@@ -59,9 +60,9 @@ def test_show_prints_all_that_clients_do(small: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["nowhere", "small.toml", "."])
 def test_show_refuses_a_folder_that_is_no_run(small: Path, folder: str) -> None:
-    refused = fedsim("show", folder, "--json")
+    refused = run_fedsim("show", folder, "--json")
     assert refused.exit_code == 2
-    assert "is neither a run nor a recording" in words(refused.stderr)
+    assert "is neither a run nor a recording" in join_lines(refused.stderr)
     assert refused.stdout == ""
 
 
@@ -79,25 +80,25 @@ def test_show_refuses_a_folder_that_is_no_run(small: Path, folder: str) -> None:
     ],
 )
 def test_list_prints_every_name_with_one_line_and_its_arguments(kind: str, some: set[str]) -> None:
-    result = json.loads(fedsim("list", kind, "--json").stdout)
+    result = json.loads(run_fedsim("list", kind, "--json").stdout)
     assert some <= set(result)
     assert all(one["summary"] and "\n" not in one["summary"] for one in result.values())
-    people = fedsim("list", kind).stdout
+    people = run_fedsim("list", kind).stdout
     assert [line.split()[0] for line in people.splitlines() if line[0] != " "] == list(result)
-    assert all(one["arguments"] in words(people) for one in result.values())
+    assert all(one["arguments"] in join_lines(people) for one in result.values())
 
 
 @pytest.mark.parametrize("kind", ["defenses", "gradients", "networks", "inputs"])
 def test_list_prints_the_reference_of_all_published_methods(kind: str) -> None:
-    result = json.loads(fedsim("list", kind, "--json").stdout)
+    result = json.loads(run_fedsim("list", kind, "--json").stdout)
     without = {name for name, one in result.items() if not re.search(r"\b(19|20)\d\d\b", one["reference"])}
     assert without <= OURS
 
 
 def test_list_refuses_an_unknown_kind() -> None:
-    refused = fedsim("list", "attacks")
+    refused = run_fedsim("list", "attacks")
     assert refused.exit_code == 2
-    assert "models, datasets, partitions, strategies, defenses, gradients, networks, inputs" in words(refused.stderr)
+    assert "models, datasets, partitions, strategies, defenses, gradients, networks, inputs" in join_lines(refused.stderr)
 
 
 def test_a_broken_package_does_not_hide_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_a_broken_package_does_not_hide_other_names(monkeypatch: pytest.MonkeyPa
 
     points = EntryPoints([EntryPoint(name="fog", value="no_such_package:fog", group="defenses")])
     monkeypatch.setattr("defenses.registry.registry.entry_points", lambda **wanted: points.select(**wanted))
-    result = json.loads(fedsim("list", "defenses", "--json").stdout)
+    result = json.loads(run_fedsim("list", "defenses", "--json").stdout)
     assert "cannot be loaded" in result["fog"]["summary"]
     assert result["clip"]["arguments"] == "max_norm"
 
@@ -140,15 +141,13 @@ def test_a_misspelt_key_is_corrected(tmp_path: Path, text: str, expected: str) -
 def test_a_misspelt_name_is_corrected(small: Path, given: str, expected: str) -> None:
     refused = run("--set", given)
     assert refused.exit_code == 2, refused.output
-    assert expected in words(refused.stderr)
+    assert expected in join_lines(refused.stderr)
     assert not (small.parent / "out").exists()
 
 
-@pytest.mark.parametrize(("program", "given", "meant"), [("fedsim", "verfy", "verify"), ("attacker", "repaly", "replay")])
-def test_a_misspelt_command_is_corrected_once(program: str, given: str, meant: str) -> None:
-    from attacker.cli import app as attacker
-
-    refused = CliRunner().invoke({"fedsim": app, "attacker": attacker}[program], [given])
+@pytest.mark.parametrize(("program", "given", "meant"), [(run_fedsim, "verfy", "verify"), (run_attacker, "repaly", "replay")])
+def test_a_misspelt_command_is_corrected_once(program: Callable[..., Result], given: str, meant: str) -> None:
+    refused = program(given)
     assert refused.exit_code == 2
     assert refused.stderr.count(f"Did you mean '{meant}'?") == 1
 
@@ -156,7 +155,7 @@ def test_a_misspelt_command_is_corrected_once(program: str, given: str, meant: s
 def test_the_option_version_prints_the_versions() -> None:
     from importlib.metadata import version
 
-    result = fedsim("--version")
+    result = run_fedsim("--version")
     assert result.exit_code == 0
     assert result.stdout.splitlines()[0] == f"fedleak {version('fedleak')}"
     assert f"torch {version('torch')}" in result.stdout
@@ -167,7 +166,7 @@ def test_shells_complete_commands_and_options() -> None:
 
     def complete(line: str) -> str:
         environment = {"_FEDSIM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
-        return CliRunner().invoke(app, prog_name="fedsim", env=environment).stdout
+        return run_fedsim(prog_name="fedsim", env=environment).stdout
 
     assert "verify" in complete("fedsim ver").split()
     assert "--resume" in complete("fedsim run --res").split()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from state_dicts import Arrays, network, words, write
+from command_line import join_lines
+from state_dicts import Arrays, network, write
 
 
 def write_broken(change: Callable[[Arrays], None]) -> Callable[[Path, Any], tuple[Path, Path]]:
@@ -96,7 +97,7 @@ def test_wrong_files_and_settings_are_refused_in_one_line_and_nothing_is_written
 ) -> None:
     result = bring(*files(tmp_path, step), more)
     assert result.exit_code == 2
-    assert expected in words(result)
+    assert expected in join_lines(result.stderr)
     assert "Traceback" not in result.stderr
     assert "weights_only" not in result.stderr  # PyTorch's advice would run code in the file
     assert result.stdout == ""
@@ -122,7 +123,7 @@ def test_code_in_a_file_is_never_executed(tmp_path: Path, step: Any, bring: Any,
         torch.save(hostile, tmp_path / "b.pt")
     result = bring(write(tmp_path / "a.npz", step[0]), tmp_path / "b.pt")
     assert result.exit_code == 2
-    assert "are not loaded" in words(result)
+    assert "are not loaded" in join_lines(result.stderr)
     assert not (tmp_path / "executed").exists()
     assert not (tmp_path / "out").exists()
     torch.load(tmp_path / "b.pt", weights_only=False) if kind == "torch.save" else pickle.loads((tmp_path / "b.pt").read_bytes())
@@ -133,4 +134,4 @@ def test_a_checkpoint_that_contains_a_state_dict_is_refused(tmp_path: Path, step
     torch.save({"epoch": 3, "model": {name: torch.from_numpy(a) for name, a in step[1].items()}}, tmp_path / "b.pt")
     result = bring(write(tmp_path / "a.npz", step[0]), tmp_path / "b.pt")
     assert result.exit_code == 2
-    assert "b.pt: no tensor '0.weight'" in words(result)
+    assert "b.pt: no tensor '0.weight'" in join_lines(result.stderr)

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from state_dicts import RATE, SETTINGS, words, write
-from typer.testing import CliRunner, Result
+from command_line import join_lines, run_attacker
+from state_dicts import RATE, SETTINGS, write
+from typer.testing import Result
 
-from attacker.cli import app as attacker_app
 from fedsim import models
 from fedsim.recording import ModelSpec, Observation, Recording
 
@@ -27,7 +27,7 @@ def test_a_training_step_is_imported_as_the_clients_update(tmp_path: Path, step:
     before, after, gradient = step
     result = bring(write(tmp_path / f"sent{kind}", before), write(tmp_path / f"back{kind}", after))
     assert result.exit_code == 0, result.stderr
-    assert f"attacker replay {tmp_path / 'out'} --attack cpl" in " ".join(result.stdout.split())
+    assert f"attacker replay {tmp_path / 'out'} --attack cpl" in join_lines(result.stdout)
     o = read_observation(tmp_path)
     assert (o.round, o.num_examples, o.payload.codec, o.model.name) == (1, 1, "weights", "lenet_dlg")
     for name, g in gradient.items():
@@ -126,14 +126,16 @@ def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code
     settings = unstated.replace("data.shape", 'training.mode = "eval"\ndata.shape')
     refused = bring(*files, settings=settings)
     assert refused.exit_code == 2
-    assert "imported only with your permission: if you trust it, repeat the command with --model their_net:net" in words(refused)
+    assert "imported only with your permission: if you trust it, repeat the command with --model their_net:net" in join_lines(
+        refused.stderr
+    )
     refused = bring(*files, "", "--model", "their_net:net", settings=unstated)
-    assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in words(refused)) == (2, True)
+    assert (refused.exit_code, "set training.mode to 'train' if they call net.train()" in join_lines(refused.stderr)) == (2, True)
     nameless = settings.replace('model = "their_net:net"\n', "")
     assert nameless != settings
     result = bring(*files, "", "--model", "their_net:net", settings=nameless)
     assert result.exit_code == 0, result.stderr
-    assert "--attack cpl --model their_net:net" in " ".join(result.stdout.split())
+    assert "--attack cpl --model their_net:net" in join_lines(result.stdout)
     o = read_observation(tmp_path)
     assert set(o.weights) == set(shapes)
     assert [o.buffers["1.running_var"].tolist(), o.buffers_after["1.running_var"].tolist()] == [[3, 4], [3.5, 4.5]]
@@ -143,8 +145,8 @@ def test_batch_norm_without_a_counter_is_imported_into_a_model_of_the_users_code
 
 
 def replay(tmp_path: Path, *options: str) -> Result:
-    call = ["replay", str(tmp_path / "out"), "--attack", "cpl", "--set", "steps=3", "--no-null", "--device", "cpu", *options]
-    return CliRunner().invoke(attacker_app, call)
+    search = ("--attack", "cpl", "--set", "steps=3", "--no-null", "--device", "cpu")
+    return run_attacker("replay", tmp_path / "out", *search, *options)
 
 
 def test_an_imported_update_can_be_attacked(tmp_path: Path, step: Any, bring: Any) -> None:
@@ -164,7 +166,7 @@ def test_a_second_import_into_one_folder_is_refused(tmp_path: Path, step: Any, b
     assert bring(*files).exit_code == 0
     again = bring(*files)
     assert again.exit_code == 2
-    assert "holds a recording already; choose another folder, or remove it with" in words(again)
+    assert "holds a recording already; choose another folder, or remove it with" in join_lines(again.stderr)
 
 
 def test_the_example_of_the_settings_can_be_read_also_with_its_commented_lines(tmp_path: Path) -> None:

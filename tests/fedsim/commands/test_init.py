@@ -8,22 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import join_lines, run_fedsim
 from flwr.app import Context, RecordDict
 from PIL import Image
-from typer.testing import CliRunner, Result
 
 from attacker.attacks import AttackSpec
 from attacker.replay.replay import Replay
 from fedsim import models
-from fedsim.cli import app
 from fedsim.config.experiment import read
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
-
-
-def fedsim(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments])
 
 
 @pytest.fixture
@@ -42,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("arguments", [("photos",), ("imagefolder", "--data", "mine"), ("csv", "--data", "mine.csv")])
 def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str, ...]) -> None:
     kind, *data = arguments
-    result = fedsim("init", kind, "start", *data)
+    result = run_fedsim("init", kind, "start", *data)
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == "fedsim run start/experiment.toml --out start/run"
     experiment = read(folder / "start" / "experiment.toml", [("rounds", 1)])
@@ -53,7 +48,7 @@ def test_an_experiment_runs_as_it_is_written(folder: Path, arguments: tuple[str,
 @pytest.fixture
 def flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a Flower app that `fedsim init` wrote; its modules can be imported."""
-    assert fedsim("init", "flower", "an app").exit_code == 0
+    assert run_fedsim("init", "flower", "an app").exit_code == 0
     monkeypatch.syspath_prepend(str(folder / "an app"))
     yield folder / "an app"
     for name in [name for name in sys.modules if name.partition(".")[0] == "app"]:
@@ -80,9 +75,9 @@ def test_the_flower_app_is_recorded_in_its_own_folder_and_can_be_attacked(flower
 def test_existing_files_are_kept_and_then_nothing_is_written(folder: Path) -> None:
     (folder / "start" / "app").mkdir(parents=True)
     (folder / "start" / "app" / "task.py").write_text("mine")
-    refused = fedsim("init", "flower", "start")
+    refused = run_fedsim("init", "flower", "start")
     assert refused.exit_code == 2
-    assert "task.py exists already" in " ".join(refused.stderr.split())
+    assert "task.py exists already" in join_lines(refused.stderr)
     assert [path.name for path in (folder / "start").rglob("*.*")] == ["task.py"]
     assert (folder / "start" / "app" / "task.py").read_text() == "mine"
 
@@ -91,14 +86,14 @@ def test_existing_files_are_kept_and_then_nothing_is_written(folder: Path) -> No
     ("arguments", "expected"), [(("fotos",), "Did you mean 'photos'?"), (("photos", "--data", "mine"), "photos has its own data")]
 )
 def test_wrong_usage_is_refused(folder: Path, arguments: tuple[str, ...], expected: str) -> None:
-    refused = fedsim("init", *arguments)
+    refused = run_fedsim("init", *arguments)
     assert refused.exit_code == 2
-    assert expected in " ".join(refused.stderr.split())
+    assert expected in join_lines(refused.stderr)
     assert not (folder / "experiment.toml").exists()
 
 
 def test_the_quickstart_app_has_batches_of_32(folder: Path) -> None:
-    result = fedsim("init", "quickstart", "demo")
+    result = run_fedsim("init", "quickstart", "demo")
     assert result.exit_code == 0, result.output
     assert "attacker audit demo" in result.stdout
     config = tomllib.loads((folder / "demo" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]

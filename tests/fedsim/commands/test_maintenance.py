@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from changed_recordings import change_index
 from power_cut import CutBeforeCall, PowerCut
 
 from fedsim.commands.maintenance import VerificationResult, delete, identify_kind, verify
@@ -51,12 +52,6 @@ def run(tmp_path: Path, manifest: Manifest, original: Path) -> Path:
     if not original.exists():
         write(original, manifest)
     return Path(shutil.copytree(original, tmp_path / "run"))
-
-
-def change_index(run: Path, statement: str, *values: object) -> None:
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute("PRAGMA synchronous = OFF")
-        assert index.execute(statement, values).rowcount > 0
 
 
 def contents(folder: Path) -> dict[Path, bytes | None]:
@@ -108,7 +103,7 @@ def test_each_damaged_file_is_named_once_with_its_reason(run: Path, named: str, 
 
 
 def test_an_invalid_row_of_the_index_is_named_and_the_others_are_verified(run: Path) -> None:
-    change_index(run, "UPDATE observations SET num_examples = -1 WHERE round = 1 AND client = 'bert'")
+    change_index(run / "recording", "UPDATE observations SET num_examples = -1 WHERE round = 1 AND client = 'bert'")
     found = verify(run)
     assert (found.observations, found.intact) == (3, 3)
     assert found.damaged == (("recording/index.sqlite", "row 1, 'bert': -1 is not a valid value of num_examples"),)
@@ -163,7 +158,7 @@ def test_files_that_are_not_part_of_a_recording_are_listed(run: Path, tmp_path: 
 
 def test_every_complete_observation_must_have_its_truth(run: Path) -> None:
     (run / "truth" / "anna.jsonl").unlink()
-    change_index(run, "UPDATE observations SET attempt = 2 WHERE round = 2 AND client = 'bert'")
+    change_index(run / "recording", "UPDATE observations SET attempt = 2 WHERE round = 2 AND client = 'bert'")
     found = verify(run)
     assert found.intact == 4
     assert found.damaged == (

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from typer.testing import CliRunner
+from command_line import join_lines, run_fedsim
 
-from fedsim.cli import app
 from fedsim.client import app as client_app
 from fedsim.commands.console import EXIT_FAILURES
 
@@ -28,8 +27,8 @@ def experiment(tmp_path: Path) -> Path:
 
 def run(experiment: Path, *more: str) -> tuple[int, str]:
     words = ["run", str(experiment), "--engine", "local", "--out", str(experiment.parent / "run"), "--device", "cpu", *more]
-    result = CliRunner().invoke(app, words)
-    return result.exit_code, " ".join(result.output.split())
+    result = run_fedsim(*words)
+    return result.exit_code, join_lines(result.output)
 
 
 def test_a_run_that_went_well_ends_with_status_0(experiment: Path) -> None:

@@ -1,13 +1,13 @@
 """Tests of splitting data into one folder for each party, after which a federation gives the same results."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_experiments import Federate, make_tiny
 
 from fedsim import data as datasets
 from fedsim.data import Examples
@@ -46,10 +46,10 @@ def run_apart(server: FederationRun, clients: list[FederationRun]) -> None:
 
 
 def test_clients_with_only_their_own_data_send_the_updates_of_a_simulation_bit_for_bit(
-    tiny: Callable[..., Any], federate: Callable[..., Any], tmp_path: Path
+    federate: Federate, tmp_path: Path
 ) -> None:
     whole = federate("whole")
-    run_apart(*own_parts(tiny(), tmp_path / "apart"))
+    run_apart(*own_parts(make_tiny(), tmp_path / "apart"))
     ours, theirs = ({(o.round, o.client): o.update for o in Recording(f / "recording").read_observations()} for f in
                     (tmp_path / "apart" / "run", whole.out))  # fmt: skip
     assert ours.keys() == theirs.keys()
@@ -60,10 +60,8 @@ def test_clients_with_only_their_own_data_send_the_updates_of_a_simulation_bit_f
     assert [row["loss"] for row in rows] == [row["loss"] for row in same]
 
 
-def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing_of_a_client(
-    tiny: Callable[..., Any], tmp_path: Path
-) -> None:
-    server, clients = own_parts(tiny(), tmp_path)
+def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing_of_a_client(tmp_path: Path) -> None:
+    server, clients = own_parts(make_tiny(), tmp_path)
     run_apart(server, clients)
     assert {path.name for path in server.out.iterdir()} == {"experiment.toml", "metrics.jsonl", "recording", "state"}
     used = []
@@ -79,10 +77,8 @@ def test_a_clients_truth_names_its_own_part_and_the_servers_folder_holds_nothing
     assert len({str(one) for one in used}) == 3
 
 
-def test_the_parts_contain_all_examples_and_the_public_folder_only_held_out_ones(
-    tiny: Callable[..., Any], tmp_path: Path
-) -> None:
-    experiment = tiny(partition={"name": "dirichlet", "alpha": 0.3})
+def test_the_parts_contain_all_examples_and_the_public_folder_only_held_out_ones(tmp_path: Path) -> None:
+    experiment = make_tiny(partition={"name": "dirichlet", "alpha": 0.3})
     handed = splitting.split(experiment, tmp_path)
     data = datasets.load("digits")
     examples = [datasets.load("part", path=str(path)).train for path in handed.clients]
@@ -96,10 +92,8 @@ def test_the_parts_contain_all_examples_and_the_public_folder_only_held_out_ones
     assert splitting.read_split(tmp_path) == experiment
 
 
-def test_without_held_out_examples_a_federation_runs_and_its_accuracy_is_unknown(
-    tiny: Callable[..., Any], tmp_path: Path
-) -> None:
-    experiment = tiny()
+def test_without_held_out_examples_a_federation_runs_and_its_accuracy_is_unknown(tmp_path: Path) -> None:
+    experiment = make_tiny()
     server, clients = own_parts(experiment, tmp_path)
     data = datasets.load("digits")
     nothing = data.test.select(np.zeros(len(data.test), dtype=bool))
@@ -114,8 +108,8 @@ def archive(path: Path, images: Any, labels: Any) -> str:
     return f"npz:{path}"
 
 
-def test_data_that_only_one_machine_has_become_its_part(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    splitting.split(tiny(), tmp_path)
+def test_data_that_only_one_machine_has_become_its_part(tmp_path: Path) -> None:
+    splitting.split(make_tiny(), tmp_path)
     images, labels = np.random.default_rng(0).random((7, 8, 8, 1), dtype=np.float32), np.arange(7) % 3
     count = splitting.write_own_part(archive(tmp_path / "own.npz", images, labels), tmp_path / "public", tmp_path / "mine")
     own = datasets.load("part", path=str(tmp_path / "mine"))
@@ -155,16 +149,14 @@ def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_pat
         (np.zeros((5, 8, 8, 1), np.uint8), [0, 11, 0, 1, 0], "label 11 is not one of the 10 classes"),
     ],
 )
-def test_data_that_contradict_the_public_facts_are_refused(
-    images: Any, labels: list[int], words: str, tiny: Callable[..., Any], tmp_path: Path
-) -> None:
-    splitting.split(tiny(), tmp_path)
+def test_data_that_contradict_the_public_facts_are_refused(images: Any, labels: list[int], words: str, tmp_path: Path) -> None:
+    splitting.split(make_tiny(), tmp_path)
     with pytest.raises(ValueError, match=words):
         splitting.write_own_part(archive(tmp_path / "own.npz", images, np.array(labels)), tmp_path / "public", tmp_path / "mine")
 
 
-def test_damaged_parts_are_named(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    home = splitting.split(tiny(), tmp_path).clients[0]
+def test_damaged_parts_are_named(tmp_path: Path) -> None:
+    home = splitting.split(make_tiny(), tmp_path).clients[0]
     (home / "examples.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"examples\.npz"):
         parts.part(str(home))
@@ -176,16 +168,16 @@ def test_damaged_parts_are_named(tiny: Callable[..., Any], tmp_path: Path) -> No
         parts.part(str(home))
 
 
-def test_a_second_split_into_the_same_folder_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    splitting.split(tiny(), tmp_path)
+def test_a_second_split_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+    splitting.split(make_tiny(), tmp_path)
     with pytest.raises(ValueError, match="exists already"):
-        splitting.split(tiny(), tmp_path)
+        splitting.split(make_tiny(), tmp_path)
 
 
-def test_an_experiment_with_another_number_of_clients_is_refused(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    splitting.split(tiny(), tmp_path)
+def test_an_experiment_with_another_number_of_clients_is_refused(tmp_path: Path) -> None:
+    splitting.split(make_tiny(), tmp_path)
     run = FederationRun(
-        experiment=tiny(clients={"count": 2}), out=tmp_path / "run", locations=PartyLocations(public=tmp_path / "public")
+        experiment=make_tiny(clients={"count": 2}), out=tmp_path / "run", locations=PartyLocations(public=tmp_path / "public")
     )
     with pytest.raises(ValueError, match=r"lists the sizes of 3 clients, and clients\.count = 2"):
         run.check()

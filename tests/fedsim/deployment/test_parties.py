@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_experiments import make_tiny
 
 from fedsim.deployment import mounts
 from fedsim.deployment.folders import prepare
@@ -21,8 +21,8 @@ def context(run: dict[str, Any], node: dict[str, Any]) -> Any:
     return SimpleNamespace(run_config=run, node_config=node)
 
 
-def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    agreed = tiny(defense="clip(1)")
+def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tmp_path: Path) -> None:
+    agreed = make_tiny(defense="clip(1)")
     (tmp_path / "e.toml").write_text(agreed.to_toml())
     own = {"partition-id": 0, "data": "digits", "private": str(tmp_path / "p"), "truth": str(tmp_path / "t")}
     node = {**own, "experiment": str(tmp_path / "e.toml"), "client-seed": 3}
@@ -34,18 +34,18 @@ def test_a_client_refuses_an_experiment_that_it_has_not_agreed_to(tiny: Callable
     with pytest.raises(
         ValueError, match=r"the server's experiment differs in defense from .*e\.toml, to which this client agreed"
     ):
-        flower.find_client_run(context({**asked_for, "settings": tiny(defense="").to_toml()}, node))
-    assert flower.find_client_run(context({**asked_for, "settings": tiny().to_toml()}, own)).experiment == tiny()
+        flower.find_client_run(context({**asked_for, "settings": make_tiny(defense="").to_toml()}, node))
+    assert flower.find_client_run(context({**asked_for, "settings": make_tiny().to_toml()}, own)).experiment == make_tiny()
 
 
-def test_the_server_gets_the_public_folder_and_no_settings_of_a_client(tiny: Callable[..., Any]) -> None:
-    asked_for = {"experiment": "", "settings": tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
+def test_the_server_gets_the_public_folder_and_no_settings_of_a_client() -> None:
+    asked_for = {"experiment": "", "settings": make_tiny().to_toml(), "out": "/out", "resume": True, "public": "/public"}
     run = flower.find_server_run(context(asked_for, {"data": "digits"}))
     assert (run.locations, run.resume, run.client_seed) == (PartyLocations(public=Path("/public")), True, None)
 
 
-def test_the_start_command_of_a_party_uses_its_own_files(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    layout = prepare(tiny(), tmp_path / "federation")
+def test_the_start_command_of_a_party_uses_its_own_files(tmp_path: Path) -> None:
+    layout = prepare(make_tiny(), tmp_path / "federation")
     address = f"127.0.0.1:{find_free_port()}"
     command = make_command("client-1", layout, address)
     assert command[:3] == ["flower-supernode", "--superlink", address]
@@ -71,10 +71,10 @@ def test_the_start_command_of_a_party_uses_its_own_files(tiny: Callable[..., Any
             make_command(party, layout, address)
 
 
-def test_a_port_that_is_in_use_is_refused_before_the_start(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_port_that_is_in_use_is_refused_before_the_start(tmp_path: Path) -> None:
     from socket import socket
 
-    layout = prepare(tiny(), tmp_path / "federation")
+    layout = prepare(make_tiny(), tmp_path / "federation")
     with socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -108,16 +108,16 @@ def test_an_isolated_process_sees_only_its_mounts_and_writes_only_to_writable_on
     assert not any(stages.iterdir())  # no temporary files are left
 
 
-def test_a_folder_can_be_prepared_after_a_refused_number_of_days(tiny: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_folder_can_be_prepared_after_a_refused_number_of_days(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="between 1 and 825, got 900"):
-        prepare(tiny(), tmp_path / "federation", days=900)
-    assert prepare(tiny(), tmp_path / "federation").experiment.exists()
+        prepare(make_tiny(), tmp_path / "federation", days=900)
+    assert prepare(make_tiny(), tmp_path / "federation").experiment.exists()
 
 
-def test_an_earlier_deployment_is_refused_before_anything_is_written(tiny: Callable[..., Any], tmp_path: Path) -> None:
-    layout = prepare(tiny(), tmp_path / "federation")
+def test_an_earlier_deployment_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    layout = prepare(make_tiny(), tmp_path / "federation")
     shutil.rmtree(layout.public)
     before = {path: path.stat().st_mtime_ns for path in layout.root.rglob("*")}
     with pytest.raises(ValueError, match="data exists already, from an earlier deployment; choose another folder, or delete"):
-        prepare(tiny(), tmp_path / "federation")
+        prepare(make_tiny(), tmp_path / "federation")
     assert {path: path.stat().st_mtime_ns for path in layout.root.rglob("*")} == before

@@ -3,13 +3,14 @@
 import json
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
+from tiny_experiments import Federate, make_tiny
 
 from defenses import DEFENSES, Defense
 from defenses.channel import transparent
@@ -24,8 +25,6 @@ from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.training import local as training
 from fedsim.truth import TruthReader
-
-Federate = Callable[..., FederationRun]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -242,10 +241,10 @@ def test_each_client_keeps_its_own_defense_state_from_round_to_round(federate: F
 
 @pytest.mark.parametrize("connected", [2, 4])
 def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
-    connected: int, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.server.attendance.CONNECT_SECONDS", 0.0)
-    run = FederationRun(experiment=tiny(), out=tmp_path / "run", device="cpu")
+    run = FederationRun(experiment=make_tiny(), out=tmp_path / "run", device="cpu")
     began = time.monotonic()
     with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; .*"num-supernodes=3"'):
         engine.run_local(make_server_app(lambda _: run), make_client_app(lambda _: run), connected)
@@ -263,12 +262,12 @@ def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
     ],
 )
 def test_resources_that_no_client_can_have_are_refused_before_anything_starts(
-    resources: dict[str, float], gpus: int, words: str, tiny: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    resources: dict[str, float], gpus: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(engine, "run_ray", lambda *_, **__: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match=words):
-        engine.run(FederationRun(experiment=tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)  # type: ignore[arg-type]
+        engine.run(FederationRun(experiment=make_tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_line import run_fedsim
 
-from fedsim.cli import app
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server.checkpoint import ServerCheckpoint, count_rounds
@@ -70,7 +69,7 @@ def test_a_killed_federation_on_ray_can_be_resumed(tmp_path: Path, monkeypatch: 
     done = subprocess.run(make_command("--resume"), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     on_ray = json.loads(done.stdout)  # stdout is one JSON document, without output of Ray or Flower
-    here = json.loads(CliRunner().invoke(app, make_arguments("local", "--client-seed", "7")).stdout)
+    here = json.loads(run_fedsim(*make_arguments("local", "--client-seed", "7")).stdout)
     assert on_ray["complete"] == here["complete"] == 36
     assert on_ray["clients"] == here["clients"]
     assert [row["loss"] for row in on_ray["per_round"]] == [row["loss"] for row in here["per_round"]]

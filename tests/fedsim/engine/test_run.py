@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_experiments import Federate, make_tiny
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun, UnfinishedRun
 from fedsim.recording import Recording
 
-Federate = Callable[..., FederationRun]
-
 
 @pytest.fixture
-def planned(tiny: Callable[..., Any], tmp_path: Path) -> Callable[..., FederationRun]:
+def planned(tmp_path: Path) -> Callable[..., FederationRun]:
     def make(device: str = "cpu", **changes: Any) -> FederationRun:
-        return FederationRun(experiment=tiny(**changes), out=tmp_path / "run", device=device)
+        return FederationRun(experiment=make_tiny(**changes), out=tmp_path / "run", device=device)
 
     return make
 

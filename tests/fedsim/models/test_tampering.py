@@ -77,13 +77,9 @@ def test_convolutions_that_copy_their_input_are_found() -> None:
     assert name_patterns({"conv.weight": random_weights(8, 3, 3, 3)}) == set()
 
 
-def build_wide_network(
-    *, features: int = 32, neurons: int = 256, bias: bool = False, gaussian: tuple[int, ...] = (2,)
-) -> nn.Sequential:
+def build_wide_network(*, neurons: int = 256, bias: bool = False, gaussian: tuple[int, ...] = (2,)) -> nn.Sequential:
     """Return an MLP of three linear layers, of which those with the given indices are drawn from a normal distribution."""
-    layers = nn.Sequential(
-        nn.Linear(64, features), nn.ReLU(), nn.Linear(features, neurons, bias=bias), nn.ReLU(), nn.Linear(neurons, 10)
-    )
+    layers = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, neurons, bias=bias), nn.ReLU(), nn.Linear(neurons, 10))
     for number, index in enumerate(gaussian):
         weight = layers[index].weight
         assert isinstance(weight, nn.Parameter)
@@ -141,11 +137,11 @@ def test_an_imprint_layer_is_described_by_its_thresholds_in_order() -> None:
     assert find_imprint(weights, 12) is None
 
 
-def imprint_layer(inputs: int = 48, bins: int = 32) -> nn.Linear:
+def imprint_layer(bins: int = 32) -> nn.Linear:
     """Return a linear layer whose neurons compare the mean of the input with quantiles of a normal distribution."""
-    layer = nn.Linear(inputs, bins)
+    layer = nn.Linear(48, bins)
     with torch.no_grad():
-        layer.weight.fill_(1 / inputs)
+        layer.weight.fill_(1 / 48)
         layer.bias.copy_(-torch.distributions.Normal(0.5, 0.2).icdf(torch.arange(1, bins + 1) / (bins + 1)))
     return layer
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from awkward_tensors import are_identical
 from safetensors import safe_open
 from safetensors.torch import load
 from torch import Tensor
@@ -22,7 +23,6 @@ from fedsim.recording.codec import decode, encode, find_sent
 from fedsim.recording.safe_files import read_json
 
 Tensors = dict[str, Tensor]
-Same = Callable[[Tensors, Tensors], bool]
 
 
 def test_whole_weights_are_decoded_against_the_ones_that_were_sent() -> None:
@@ -45,29 +45,29 @@ def test_an_unknown_codec_is_named(use: Callable[[], object]) -> None:
         use()
 
 
-def test_flower_records_keep_every_bit(awkward: Tensors, same_bits: Same) -> None:
-    assert same_bits(records.to_tensors(records.to_arrays(awkward)), awkward)
+def test_flower_records_keep_every_bit(awkward: Tensors) -> None:
+    assert are_identical(records.to_tensors(records.to_arrays(awkward)), awkward)
     trained = {"w": torch.ones(2, requires_grad=True)}
     assert records.to_tensors(records.to_arrays(trained))["w"].tolist() == [1, 1]
 
 
-def test_a_payload_can_be_put_into_a_reply_and_taken_out(awkward: Tensors, same_bits: Same) -> None:
+def test_a_payload_can_be_put_into_a_reply_and_taken_out(awkward: Tensors) -> None:
     from flwr.app import MetricRecord, RecordDict
 
     content = RecordDict({records.METRICS_KEY: MetricRecord({"num-examples": 3, "list": [1, 2], "loss": 0.5})})
     records.put_payload(content, encode(awkward))
     assert set(content) == {"metrics", "payload", "codec"}
     assert records.count_bytes(content) > sum(t.numel() * t.element_size() for t in awkward.values())
-    assert same_bits(decode(records.take_payload(content), {}), awkward)
+    assert are_identical(decode(records.take_payload(content), {}), awkward)
     assert set(content) == {"metrics"}
     assert records.read_metrics(content) == {"num-examples": 3, "loss": 0.5}
 
 
-def test_tensor_files_keep_every_bit_and_are_no_pickles(tmp_path: Path, awkward: Tensors, same_bits: Same) -> None:
+def test_tensor_files_keep_every_bit_and_are_no_pickles(tmp_path: Path, awkward: Tensors) -> None:
     digest = files.write_tensors(tmp_path / "t", awkward, {"facts": "é"})
     content = (tmp_path / "t").read_bytes()
     assert digest == hashlib.sha256(content).hexdigest()
-    assert same_bits(load(content), awkward)
+    assert are_identical(load(content), awkward)
     with safe_open(tmp_path / "t", "pt") as file:
         assert file.metadata() == {"facts": "é"}
     header = int.from_bytes(content[:8], "little")
@@ -80,10 +80,10 @@ def written(folder: Path, tensors: Mapping[str, Tensor]) -> Tensors:
     return load((folder / "t").read_bytes())
 
 
-def test_views_of_one_tensor_are_written_separately(tmp_path: Path, same_bits: Same) -> None:
+def test_views_of_one_tensor_are_written_separately(tmp_path: Path) -> None:
     flat = torch.arange(6.0, requires_grad=True)
     parts = {"a": flat[:4], "b": flat[2:], "every other": flat[::2], "spread": flat[:1].expand(3)}
-    assert same_bits(written(tmp_path, parts), {name: t.detach() for name, t in parts.items()})
+    assert are_identical(written(tmp_path, parts), {name: t.detach() for name, t in parts.items()})
     assert written(tmp_path, {}) == {}
 
 

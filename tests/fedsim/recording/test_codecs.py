@@ -1,12 +1,12 @@
 """Tests that codecs, the formats in which updates are sent, keep every bit and need no more space than necessary."""
 
-from collections.abc import Callable
 from math import ceil, log2
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from awkward_tensors import are_identical
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
@@ -19,7 +19,6 @@ from fedsim.recording.packing.parts import TENSOR_OVERHEAD_BYTES
 from fedsim.recording.packing.values import find_palette
 
 Tensors = dict[str, Tensor]
-Same = Callable[[Tensors, Tensors], bool]
 
 PACKING = ("bits", "levels", "sparse")
 
@@ -69,11 +68,11 @@ def oddities() -> dict[str, Tensors]:
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS) - {"weights"}))
 @pytest.mark.parametrize("name", oddities())
-def test_every_bit_and_the_order_of_names_are_kept(codec: str, name: str, same_bits: Same) -> None:
+def test_every_bit_and_the_order_of_names_are_kept(codec: str, name: str) -> None:
     update = oddities()[name]
     found = back(update, codec)
     bytewise = {n: t.detach().contiguous().flatten().view(torch.uint8) for n, t in update.items() if t.numel()}
-    assert same_bits({n: found[n].contiguous().flatten().view(torch.uint8) for n in bytewise}, bytewise)
+    assert are_identical({n: found[n].contiguous().flatten().view(torch.uint8) for n in bytewise}, bytewise)
     assert [(n, t.dtype, t.shape) for n, t in found.items()] == [(n, t.dtype, t.shape) for n, t in update.items()]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from awkward_tensors import are_identical
 from damage import CUT_OFF, harm
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,6 @@ FUZZ = settings(
     deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100
 )
 FILES = ("manifest.json", "index.sqlite", "rounds/00001/global.safetensors", "rounds/00001/anna.safetensors")
-Same = Callable[[dict[str, Tensor], dict[str, Tensor]], bool]
 Copy = Callable[[], Path]
 Check = Callable[[Path], None]
 
@@ -62,15 +62,15 @@ def read_tensors(folder: Path, errors: list[DamagedFile]) -> dict[str, tuple[dic
 
 
 @pytest.fixture
-def check(recorded: Path, same_bits: Same) -> Callable[[Path], None]:
+def check(recorded: Path) -> Callable[[Path], None]:
     """A function that checks that all tensors that can be read from a damaged copy are those that were written."""
     written = read_tensors(recorded, [])
     assert len(written) == 4
 
     def compare(folder: Path) -> None:
         for key, (payload, weights) in read_tensors(folder, []).items():
-            assert same_bits(payload, written[key][0])
-            assert same_bits(weights, written[key][1])
+            assert are_identical(payload, written[key][0])
+            assert are_identical(weights, written[key][1])
 
     return compare
 

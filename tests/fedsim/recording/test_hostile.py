@@ -5,13 +5,13 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_recordings import change_index, change_manifest, check_damage, forge
 
 from fedsim import models
 from fedsim.recording import DamagedFile, Manifest, ModelSpec, Recording, files
@@ -19,9 +19,6 @@ from fedsim.recording import safe_files as safe
 from fedsim.recording import tensor_files as tensors_module
 from fedsim.recording.manifest import make_name
 
-Change = Callable[..., None]
-Forge = Callable[..., Path]
-Refused = Callable[..., DamagedFile]
 ANNA = "rounds/00001/anna.safetensors"
 WEIGHTS = "rounds/00001/global.safetensors"
 
@@ -44,21 +41,21 @@ def forbid_memory(monkeypatch: pytest.MonkeyPatch, most: int = 0) -> None:
         *("rounds/00001/bert.safetensors", "rounds/00002/anna.safetensors", "rounds/1/anna.safetensors", "./" + ANNA, WEIGHTS),
     ],
 )
-def test_an_index_cannot_choose_what_is_read(recorded: Path, change_index: Change, file: str, refused: Refused) -> None:
+def test_an_index_cannot_choose_what_is_read(recorded: Path, file: str) -> None:
     secret = recorded.parent / "secret.safetensors"
     secret.write_bytes((recorded / ANNA).read_bytes())
     (recorded / "link.safetensors").symlink_to(secret)
     digest = hashlib.sha256(secret.read_bytes()).hexdigest()
     change_index(recorded, "UPDATE observations SET file = ?, sha256 = ? WHERE client = 'anna' AND round < 3", file, digest)
-    refused(recorded, "index.sqlite", "row 1, 'anna': .* is not a valid value of file")
+    check_damage(recorded, "index.sqlite", "row 1, 'anna': .* is not a valid value of file")
     errors: list[DamagedFile] = []
     assert [o.client for o in Recording(recorded).read_observations(on_damage=errors.append)] == ["bert", "bert"]
     assert len(errors) == 2
 
 
-def test_global_weights_cannot_be_chosen_either(recorded: Path, change_index: Change, refused: Refused) -> None:
+def test_global_weights_cannot_be_chosen_either(recorded: Path) -> None:
     change_index(recorded, "UPDATE rounds SET file = 'rounds/00002/global.safetensors' WHERE round = 1")
-    refused(recorded, "index.sqlite", "row 1, 1: .* is not a valid value of file")
+    check_damage(recorded, "index.sqlite", "row 1, 1: .* is not a valid value of file")
 
 
 @pytest.mark.parametrize("named", ["manifest.json", "index.sqlite", ANNA, WEIGHTS, "rounds", "rounds/00001"])
@@ -128,14 +125,12 @@ def make_entry(shape: Any, start: Any, end: Any, dtype: Any = "F32") -> dict[str
 
 
 @pytest.mark.parametrize("named", [WEIGHTS, ANNA])
-def test_a_sparse_file_with_a_matching_header_is_not_read(
-    recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
+def test_a_sparse_file_with_a_matching_header_is_not_read(recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_memory(monkeypatch, 16)
     content = tensor_file({"w": make_entry([10**9], 0, 4 * 10**9)})
     (recorded / named).write_bytes(content)
     os.truncate(recorded / named, len(content) + 4 * 10**9)
-    refused(recorded, named, r"has holes: of its 40000000\d\d bytes, only \d+ are on disk")
+    check_damage(recorded, named, r"has holes: of its 40000000\d\d bytes, only \d+ are on disk")
 
 
 HEADERS = {
@@ -179,7 +174,7 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 @pytest.mark.parametrize("named", [ANNA, WEIGHTS])
 def test_a_false_header_is_refused_before_memory_is_allocated(
-    recorded: Path, named: str, name: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, named: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forge(recorded, named, HEADERS[name])
     recording = Recording(recorded)
@@ -207,7 +202,7 @@ def test_a_false_header_is_refused_before_memory_is_allocated(
     ],
 )
 def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
-    recorded: Path, tensors: dict[str, torch.Tensor], words: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+    recorded: Path, tensors: dict[str, torch.Tensor], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.write_tensors(recorded / "made", tensors)
     forge(recorded, ANNA, (recorded / "made").read_bytes())
@@ -218,13 +213,11 @@ def test_a_reply_that_does_not_fit_the_weights_is_refused_before_it_is_read(
         recording.read_observation(recording.read_rows()[0])
 
 
-def test_returned_weights_of_another_type_are_refused(
-    recorded: Path, forge: Forge, change_index: Change, refused: Refused
-) -> None:
+def test_returned_weights_of_another_type_are_refused(recorded: Path) -> None:
     files.write_tensors(recorded / "made", {"w": torch.ones(3, dtype=torch.bool), "b": torch.tensor(0.0)})
     forge(recorded, ANNA, (recorded / "made").read_bytes())
     change_index(recorded, "UPDATE observations SET codec = 'weights' WHERE round < 3")
-    refused(recorded, ANNA, r"'w' has type torch\.bool, but the weight that was sent has torch\.float32")
+    check_damage(recorded, ANNA, r"'w' has type torch\.bool, but the weight that was sent has torch\.float32")
 
 
 def test_booleans_that_are_neither_0_nor_1_are_refused(recorded: Path) -> None:
@@ -239,7 +232,7 @@ def test_booleans_that_are_neither_0_nor_1_are_refused(recorded: Path) -> None:
     assert read["b"].item() == 0  # although it begins at an odd byte
 
 
-def test_nan_in_an_update_is_no_damage(recorded: Path, forge: Forge) -> None:
+def test_nan_in_an_update_is_no_damage(recorded: Path) -> None:
     """An update with NaN is not damage: the client sent it."""
     files.write_tensors(recorded / "made", {"w": torch.tensor([float("nan"), float("inf"), 0]), "b": torch.tensor(0.0)})
     forge(recorded, ANNA, (recorded / "made").read_bytes())
@@ -256,7 +249,7 @@ class Bomb:
 
 @pytest.mark.parametrize("named", [ANNA, WEIGHTS, "manifest.json", "index.sqlite"])
 def test_a_pickle_under_another_name_is_not_opened(
-    recorded: Path, named: str, forge: Forge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, refused: Refused
+    recorded: Path, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("BOMB", str(tmp_path / "went off"))
     content = pickle.dumps(Bomb())
@@ -269,7 +262,7 @@ def test_a_pickle_under_another_name_is_not_opened(
     torch.save({"w": Bomb()}, tmp_path / "saved")
     if named.startswith("rounds"):
         forge(recorded, named, (tmp_path / "saved").read_bytes())
-        refused(recorded, named)
+        check_damage(recorded, named)
     assert not (tmp_path / "went off").exists()
 
 
@@ -279,8 +272,7 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
 ) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    raw = json.loads((recorded / "manifest.json").read_text()) | {"model": {"name": name, "arguments": {}}}
-    (recorded / "manifest.json").write_text(json.dumps(raw))
+    change_manifest(recorded, model={"name": name, "arguments": {}})
     with pytest.raises(ValueError, match=r"unknown name|not part of fedleak|is not a valid name of a model"):
         models.build(Recording(recorded).manifest.model, manifest.data)
     with pytest.raises(ValueError, match=r"unknown name|not part of fedleak"):  # also without a manifest
@@ -288,19 +280,17 @@ def test_an_unknown_model_is_refused_and_nothing_imported(
     assert "evil" not in sys.modules
 
 
-def test_an_integer_tensor_in_place_of_an_update_is_refused(recorded: Path, forge: Forge, refused: Refused) -> None:
+def test_an_integer_tensor_in_place_of_an_update_is_refused(recorded: Path) -> None:
     from safetensors.torch import save
 
     sent = dict(next(Recording(recorded).read_observations()).payload.tensors)
     forge(recorded, ANNA, save({**sent, "w": torch.ones(sent["w"].shape, dtype=torch.int32)}))
-    refused(recorded, ANNA, r"tensor 'w' has type torch\.int32, .* send it back as torch\.float32")
+    check_damage(recorded, ANNA, r"tensor 'w' has type torch\.int32, .* send it back as torch\.float32")
 
 
 @pytest.mark.parametrize("key", ["batch_size", "steps"])
 def test_excessive_training_settings_are_refused(recorded: Path, key: str) -> None:
-    raw = json.loads((recorded / "manifest.json").read_text())
-    raw["training"][key] = 10**15
-    (recorded / "manifest.json").write_text(json.dumps(raw))
+    change_manifest(recorded, training=json.loads((recorded / "manifest.json").read_text())["training"] | {key: 10**15})
     with pytest.raises(ValueError, match=f"training.{key} must be 1 to 10000000, got 1000000000000000"):
         Recording(recorded)
 
@@ -318,8 +308,7 @@ def test_excessive_training_settings_are_refused(recorded: Path, key: str) -> No
     ],
 )
 def test_texts_with_shell_syntax_are_refused(recorded: Path, key: str, value: Any) -> None:
-    raw = json.loads((recorded / "manifest.json").read_text()) | {key: value}
-    (recorded / "manifest.json").write_text(json.dumps(raw))
+    change_manifest(recorded, **{key: value})
     with pytest.raises(ValueError, match=r"manifest\.json: .* is (no|neither)"):
         Recording(recorded)
 

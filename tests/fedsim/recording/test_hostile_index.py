@@ -3,19 +3,16 @@
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_recordings import change_index, check_damage
 from damage import CUT_OFF
 
 from fedsim.recording import DamagedFile, Recording, index_database
 from fedsim.recording import index as index_module
-
-Change = Callable[..., None]
-Refused = Callable[..., DamagedFile]
 
 
 @pytest.mark.parametrize(
@@ -36,26 +33,26 @@ Refused = Callable[..., DamagedFile]
         "PRAGMA writable_schema = ON; UPDATE sqlite_master SET name = CAST(x'CE6162' AS TEXT), sql = 'CREATE nonsense'",
     ],
 )
-def test_an_index_with_anything_but_our_tables_is_refused(recorded: Path, statement: str, refused: Refused) -> None:
+def test_an_index_with_anything_but_our_tables_is_refused(recorded: Path, statement: str) -> None:
     with closing(sqlite3.connect(recorded / "index.sqlite")) as index, index:
         index.execute("PRAGMA synchronous = OFF")
         index.executescript(statement)
-    refused(recorded, "index.sqlite")
+    check_damage(recorded, "index.sqlite")
 
 
-def test_an_index_in_another_journal_mode_is_refused_and_left_alone(recorded: Path, refused: Refused) -> None:
+def test_an_index_in_another_journal_mode_is_refused_and_left_alone(recorded: Path) -> None:
     """SQLite would write files beside an index in write-ahead mode even to read it."""
     with closing(sqlite3.connect(recorded / "index.sqlite")) as index:
         index.execute("PRAGMA journal_mode = WAL")
     before = sorted(path.name for path in recorded.iterdir())
-    refused(recorded, "index.sqlite", "write-ahead mode")
+    check_damage(recorded, "index.sqlite", "write-ahead mode")
     assert sorted(path.name for path in recorded.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm"])
-def test_an_index_with_a_write_ahead_file_is_refused(recorded: Path, name: str, refused: Refused) -> None:
+def test_an_index_with_a_write_ahead_file_is_refused(recorded: Path, name: str) -> None:
     (recorded / name).write_bytes(b"")
-    refused(recorded, "index.sqlite", "write-ahead mode")
+    check_damage(recorded, "index.sqlite", "write-ahead mode")
     assert (recorded / name).exists()
 
 
@@ -83,14 +80,14 @@ VALUES: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("table", "column", "value"), VALUES)
 def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
-    recorded: Path, table: str, column: str, value: Any, refused: Refused
+    recorded: Path, table: str, column: str, value: Any
 ) -> None:
     with closing(sqlite3.connect(recorded / "index.sqlite")) as index, index:
         index.execute("PRAGMA synchronous = OFF")
         index.execute("PRAGMA ignore_check_constraints = ON")
         where = "AND client = 'anna'" if table == "observations" else ""
         index.execute(f"UPDATE {table} SET {column} = ? WHERE round = 1 {where}", (value,))
-    error = refused(recorded, "index.sqlite")
+    error = check_damage(recorded, "index.sqlite")
     missing = table == "rounds" and column == "round"  # the row of the round is not found
     assert "no global weights of round 1" in error.reason if missing else f"is not a valid value of {column}" in error.reason
     errors: list[DamagedFile] = []
@@ -101,21 +98,21 @@ def test_a_value_that_no_recorder_writes_is_refused_and_its_row_named(
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "'x'", "9e999", "9223372036854775807"])
-def test_invalid_counts_are_refused(recorded: Path, value: str, change_index: Change) -> None:
+def test_invalid_counts_are_refused(recorded: Path, value: str) -> None:
     change_index(recorded, f"UPDATE observations SET bytes = {value}")
     with pytest.raises(DamagedFile, match=r"index\.sqlite"):
         Recording(recorded).count_replies()
 
 
-def test_invalid_names_of_clients_are_refused(recorded: Path, change_index: Change) -> None:
+def test_invalid_names_of_clients_are_refused(recorded: Path) -> None:
     change_index(recorded, "UPDATE observations SET client = '../' || client")
     with pytest.raises(DamagedFile, match="is not a valid name of a client"):
         Recording(recorded).list_clients()
 
 
-def test_a_value_of_many_megabytes_is_not_read(recorded: Path, change_index: Change, refused: Refused) -> None:
+def test_a_value_of_many_megabytes_is_not_read(recorded: Path) -> None:
     change_index(recorded, "UPDATE observations SET reason = zeroblob(20000000) WHERE round = 1 AND client = 'anna'")
-    refused(recorded, "index.sqlite", "too big")
+    check_damage(recorded, "index.sqlite", "too big")
 
 
 def test_a_query_that_does_not_end_is_stopped(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,12 +146,12 @@ def super_journal(name: str) -> bytes:
     )
 
 
-def test_a_journal_cannot_have_other_files_deleted(interrupted: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_journal_cannot_have_other_files_deleted(interrupted: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     journal = interrupted / "index.sqlite-journal"
     journal.write_bytes(journal.read_bytes() + super_journal(str(victim)))
-    refused(interrupted, journal.name, "names another file at its end")
+    check_damage(interrupted, journal.name, "names another file at its end")
     assert victim.read_bytes() == b"precious"
 
 
@@ -169,17 +166,17 @@ def test_without_the_guard_sqlite_deletes_the_file(interrupted: Path, tmp_path: 
     assert not victim.exists()
 
 
-def test_a_journal_cannot_make_an_index_of_terabytes(interrupted: Path, refused: Refused) -> None:
+def test_a_journal_cannot_make_an_index_of_terabytes(interrupted: Path) -> None:
     journal = interrupted / "index.sqlite-journal"
     content = bytearray(journal.read_bytes())
     assert content[:8] == index_database.JOURNAL_MAGIC
     content[16:20] = (2**31).to_bytes(4, "big")
     journal.write_bytes(content)
-    refused(interrupted, journal.name, "states that the index had 2147483648 pages")
+    check_damage(interrupted, journal.name, "states that the index had 2147483648 pages")
 
 
-def test_a_journal_that_is_a_link_is_not_followed(interrupted: Path, refused: Refused) -> None:
+def test_a_journal_that_is_a_link_is_not_followed(interrupted: Path) -> None:
     journal = interrupted / "index.sqlite-journal"
     journal.rename(interrupted.parent / "outside")
     journal.symlink_to(interrupted.parent / "outside")
-    refused(interrupted, journal.name, "not a regular file")
+    check_damage(interrupted, journal.name, "not a regular file")

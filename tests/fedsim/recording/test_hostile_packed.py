@@ -1,19 +1,17 @@
 """Tests of malicious recordings of packed updates: a payload that cannot be unpacked is reported as a damaged file."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_recordings import change_index, check_damage, forge
 from torch import Tensor
 
 from fedsim.recording import DamagedFile, Manifest, Recorder, Recording, Reply, files
 from fedsim.recording import tensor_files as tensors_module
 from fedsim.recording.codec import encode
 
-Forge = Callable[..., Path]
-Refused = Callable[..., DamagedFile]
 ANNA = "rounds/00001/anna.safetensors"
 N = 4096
 UPDATE = {"w": torch.where(torch.arange(N) % 20 == 0, 1.0, 0.0).reshape(64, 64), "b": torch.tensor(0.5), "codes": torch.ones(9)}
@@ -44,7 +42,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return load((folder / ANNA).read_bytes())
 
 
-def forged(folder: Path, forge: Forge, tensors: dict[str, Tensor]) -> None:
+def forged(folder: Path, tensors: dict[str, Tensor]) -> None:
     files.write_tensors(folder / "made", tensors)
     forge(folder, ANNA, (folder / "made").read_bytes())
     (folder / "made").unlink()
@@ -78,10 +76,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_payload_that_does_not_fit_is_refused_before_it_is_read(
-    packed: Path, name: str, forge: Forge, monkeypatch: pytest.MonkeyPatch
+    packed: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = {**tensors_of(packed), **CHANGES[name]}
-    forged(packed, forge, {key: t for key, t in tensors.items() if t is not None})
+    forged(packed, {key: t for key, t in tensors.items() if t is not None})
     recording = Recording(packed)
     recording.read_sent(1)
     monkeypatch.setattr(tensors_module, "_allocate", lambda size: pytest.fail(f"takes {size} bytes"))
@@ -91,9 +89,7 @@ def test_a_payload_that_does_not_fit_is_refused_before_it_is_read(
     assert len(str(error.value)) < 1000
 
 
-def test_parts_of_the_right_shapes_that_cannot_be_unpacked_are_damage(
-    packed: Path, codec: str, forge: Forge, refused: Refused
-) -> None:
+def test_parts_of_the_right_shapes_that_cannot_be_unpacked_are_damage(packed: Path, codec: str) -> None:
     tensors = tensors_of(packed)
     if codec == "sparse":
         tensors["w/high"] = torch.zeros_like(tensors["w/high"])
@@ -102,17 +98,15 @@ def test_parts_of_the_right_shapes_that_cannot_be_unpacked_are_damage(
         tensors["w/palette"] = torch.zeros(3)
         tensors["w/codes"] = torch.full((1024,), 255, dtype=torch.uint8)
         words = "'w' is packed with (index 3 into a table of 3|'palette' of shape)"
-    forged(packed, forge, tensors)
-    refused(packed, ANNA, words)
+    forged(packed, tensors)
+    check_damage(packed, ANNA, words)
     errors: list[DamagedFile] = []
     assert [o.client for o in Recording(packed).read_observations(on_damage=errors.append)] == ["bert"]
     assert [error.path for error in errors] == [packed / ANNA]
 
 
 @pytest.mark.parametrize("claimed", ["dense", "weights", "sparse", "bits", "levels"])
-def test_an_index_that_names_another_codec_than_the_files_is_damage(
-    packed: Path, codec: str, claimed: str, change_index: Any
-) -> None:
+def test_an_index_that_names_another_codec_than_the_files_is_damage(packed: Path, codec: str, claimed: str) -> None:
     change_index(packed, "UPDATE observations SET codec = ? WHERE client = 'anna'", claimed)
     if claimed == codec or {claimed, codec} == {"bits", "levels"}:
         assert len(list(Recording(packed).read_observations())) == 2

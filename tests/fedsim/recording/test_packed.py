@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
+from tiny_experiments import Federate
 
 from defenses import DefenseSpec
 from fedsim.commands import maintenance as upkeep
@@ -19,8 +20,6 @@ from fedsim.recording import DataSpec, Manifest, Recording, Training
 from fedsim.recording.codec import encode
 from fedsim.recording.files import read_json_lines
 from fedsim.server import record
-
-Federate = Callable[..., FederationRun]
 
 MODEL = {"model": {"name": "mlp", "hidden": [32]}}
 DEFENSES = {

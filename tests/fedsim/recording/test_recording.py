@@ -3,12 +3,13 @@
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from awkward_tensors import are_identical
+from changed_recordings import change_index
 from torch import Tensor
 
 from fedsim.recording import DamagedFile, Manifest, Payload, Recorder, Recording, Reply, files
@@ -17,8 +18,6 @@ from fedsim.recording.observation import convert_to_float32
 from fedsim.recording.reader import ReplyCounts
 
 Tensors = dict[str, Tensor]
-Same = Callable[[Tensors, Tensors], bool]
-Change = Callable[..., None]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -26,7 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_an_observation_is_read_as_it_was_written_in_float32_and_its_payload_bit_for_bit(
-    tmp_path: Path, manifest: Manifest, awkward: Tensors, same_bits: Same
+    tmp_path: Path, manifest: Manifest, awkward: Tensors
 ) -> None:
     weights = {name: t.flip(0) if t.dim() else t for name, t in awkward.items()}
     buffers = {"mean": torch.tensor([1.5, -2.0]), "seen": torch.tensor(3)}
@@ -48,11 +47,11 @@ def test_an_observation_is_read_as_it_was_written_in_float32_and_its_payload_bit
     assert (row.round, row.client, row.node, row.attempt, row.status) == (4, "c-1_X", str(2**64 - 1), 2, "complete")
     assert (row.bytes, row.metrics, row.reported, row.codec) == (123, {"l": 0.1, "bad": float("inf")}, 9, "dense")
     (seen,) = Recording(tmp_path / "r").read_observations()
-    assert same_bits(dict(seen.payload.tensors), awkward)
-    assert same_bits(dict(seen.update), convert_to_float32(awkward))
-    assert same_bits(dict(seen.weights), convert_to_float32(weights))
-    assert same_bits(dict(seen.buffers), buffers)
-    assert same_bits(dict(seen.buffers_after), after)
+    assert are_identical(dict(seen.payload.tensors), awkward)
+    assert are_identical(dict(seen.update), convert_to_float32(awkward))
+    assert are_identical(dict(seen.weights), convert_to_float32(weights))
+    assert are_identical(dict(seen.buffers), buffers)
+    assert are_identical(dict(seen.buffers_after), after)
     assert (seen.round, seen.client, seen.cohort, seen.num_examples) == (4, "c-1_X", ("other", "c-1_X"), 6)
     assert (seen.model, seen.data, seen.training) == (manifest.model, manifest.data, manifest.training)
     assert (seen.defenses, seen.metrics, seen.key) == (manifest.defense, {"l": 0.1, "bad": float("inf")}, row.key)
@@ -95,7 +94,7 @@ def test_update_of_weights_in_half_precision_is_their_difference_in_float32(
     assert (seen.rounding["w"] >= torch.finfo(kind).eps / 2).all()  # of the numbers that were sent, not of float32
 
 
-def test_tensors_can_be_changed_without_effect_on_others(recorded: Path, same_bits: Same) -> None:
+def test_tensors_can_be_changed_without_effect_on_others(recorded: Path) -> None:
     """The tensors of a file are parts of one buffer that do not overlap, and each read has a buffer of its own."""
     recording = Recording(recorded)
     first, again = (recording.read_observation(recording.read_rows()[0]) for _ in range(2))
@@ -245,7 +244,7 @@ def test_a_damaged_index_is_named(recorded: Path, content: bytes | None) -> None
             ask(Recording(recorded))
 
 
-def test_missing_weights_of_a_round_are_named(recorded: Path, change_index: Change) -> None:
+def test_missing_weights_of_a_round_are_named(recorded: Path) -> None:
     change_index(recorded, "DELETE FROM rounds WHERE round = 1")
     with pytest.raises(DamagedFile, match="global weights of round 1"):
         list(Recording(recorded).read_observations(rounds={1}))
@@ -273,7 +272,7 @@ def test_a_second_reply_of_a_client_in_a_round_is_refused(recorded: Path, manife
     assert len(Recording(recorded).read_rows(rounds={1})) == 2
 
 
-def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkward: Tensors, same_bits: Same) -> None:
+def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkward: Tensors) -> None:
     """Both implementations read each other's files; that of the package sorts tensors, ours keeps their order."""
     import hashlib
 
@@ -284,7 +283,7 @@ def test_a_file_of_the_safetensors_package_reads_the_same(recorded: Path, awkwar
     theirs = {name: t.clone(memory_format=torch.contiguous_format) for name, t in awkward.items()}
     save_file(theirs, recorded / "theirs", metadata={"format": "pt"})
     digest = hashlib.sha256((recorded / "theirs").read_bytes()).hexdigest()
-    assert same_bits(read_tensors(recorded, "theirs", digest), awkward)
+    assert are_identical(read_tensors(recorded, "theirs", digest), awkward)
     digest = files.write_tensors(recorded / "ours", awkward, {"facts": "{}"})
-    assert same_bits(load_file(recorded / "ours"), awkward)
+    assert are_identical(load_file(recorded / "ours"), awkward)
     assert list(read_tensors(recorded, "ours", digest)) == list(awkward)

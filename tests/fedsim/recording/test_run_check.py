@@ -8,10 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import join_lines, run_attacker, run_fedsim
 
-from attacker.cli import app as attacker
-from fedsim.cli import app as fedsim
 from fedsim.recording import find_recording, find_run, run_check
 from fedsim.recording.run_check import find_foreign
 
@@ -81,15 +79,15 @@ def test_the_run_of_the_current_folder_is_above_it(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("made", ["run", "run/recording"])
 def test_a_folder_without_a_manifest_is_refused_by_all_commands_alike(tmp_path: Path, made: str) -> None:
     (tmp_path / made).mkdir(parents=True)
-    run = str(tmp_path / "run")
-    asked = [(attacker, ["replay", run, "--attack", "cpl"]), (attacker, ["audit", run]), (attacker, ["report", run])]
-    asked += [(fedsim, ["show", run]), (fedsim, ["verify", run])]
+    run = tmp_path / "run"
+    asked = [(run_attacker, ["replay", run, "--attack", "cpl"]), (run_attacker, ["audit", run]), (run_attacker, ["report", run])]
+    asked += [(run_fedsim, ["show", run]), (run_fedsim, ["verify", run])]
     if made.endswith("recording"):
-        asked.append((attacker, ["score", run]))
+        asked.append((run_attacker, ["score", run]))
     messages = set()
-    for app, words in asked:
-        result = CliRunner().invoke(app, words)
+    for program, words in asked:
+        result = program(*words)
         assert result.exit_code == 2
-        messages.add(" ".join(result.stderr.split()))
+        messages.add(join_lines(result.stderr))
     assert len(messages) == 1
     assert "is neither a run nor a recording: it has no manifest.json and no recording/manifest.json" in messages.pop()

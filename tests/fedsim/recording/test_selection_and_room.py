@@ -5,7 +5,6 @@ import itertools
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_experiments import Federate
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError
@@ -20,8 +20,6 @@ from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.disk_space import SPARE_BYTES, DiskFull, check_room, explain_full_disk
 from fedsim.recording.selection import RecordSelection, Rounds, complete_names, parse_clients, parse_rounds
-
-Federate = Callable[..., FederationRun]
 
 
 @pytest.mark.parametrize(

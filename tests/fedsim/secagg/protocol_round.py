@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fedsim.secagg.protocol import participant
 from fedsim.secagg.protocol.aggregator import Aggregator
 from fedsim.secagg.protocol.masks import Words
@@ -17,6 +19,12 @@ Fails = Mapping[str, Sequence[int]]
 def agreed(clients: int, **changes: Any) -> Agreement:
     settings = {"threshold": clients // 2 + 1, "neighbours": 64, "clip": 1.0, "target_range": 2**20, "max_weight": 10}
     return Agreement(clients=clients, **{**settings, **changes})
+
+
+def draw_client_words(clients: int) -> dict[int, Words]:
+    """Return a vector of 50 random 32-bit words for each of a number of clients, counted from 1."""
+    rng = np.random.default_rng(0)
+    return {i: rng.integers(0, 2**32, 50, dtype=np.uint32) for i in range(1, clients + 1)}
 
 
 @dataclass

@@ -1,19 +1,28 @@
 """Functions with which tests read and check a federation with secure aggregation."""
 
 import json
+from typing import Any
 
 import torch
+from tiny_experiments import make_tiny
 from torch import Tensor
 
+from fedsim.config.experiment import Experiment
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Observation, Recording
 from fedsim.server.checkpoint import ServerCheckpoint
 
+SECURE: dict[str, Any] = {"clients": {"count": 5}, "secure_aggregation": True}
 EPOCH = {
     "partition": {"name": "dirichlet", "alpha": 1.0},
     "training": {"learning_rate": 0.1, "batch_size": 64, "epochs": 1, "momentum": 0.5},
 }
 """Settings that give clients different numbers of examples."""
+
+
+def make_secure(**changes: Any) -> Experiment:
+    """Return an experiment of five clients with secure aggregation, with the given top-level keys replaced."""
+    return make_tiny(**{**SECURE, **changes})
 
 
 def recorded(run: FederationRun) -> Recording:

@@ -1,6 +1,5 @@
 """Tests of clients that drop out of a round of secure aggregation at any exchange, in any way."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from failing_grid import Failing, Fails
 from flwr.serverapp.strategy import FedAvg
 from secure_runs import EPOCH, assert_is_mean, of_partitions, recorded
+from tiny_experiments import Federate
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
@@ -15,8 +15,6 @@ from fedsim.engine.engines import EngineError
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Row
 from fedsim.recording.files import read_json_lines
-
-Federate = Callable[..., FederationRun]
 
 
 def make_clients_fail(monkeypatch: pytest.MonkeyPatch, kind: str, fails: Fails) -> None:

@@ -1,13 +1,12 @@
 """Tests of recorded masked vectors: they are read as written, and invalid rows and files are reported as damage."""
 
-import sqlite3
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from changed_recordings import change_index
+from tiny_experiments import Federate
 
 from fedsim.engine.run import FederationRun
 from fedsim.recording import DamagedFile, Recorder, Recording, Reply
@@ -62,13 +61,8 @@ def test_tensors_that_are_no_masked_vector_are_refused(name: str, tensor: torch.
 
 
 @pytest.fixture
-def run(federate: Callable[..., FederationRun]) -> FederationRun:
+def run(federate: Federate) -> FederationRun:
     return federate(rounds=1)
-
-
-def change(run: FederationRun, statement: str, *values: object) -> None:
-    with closing(sqlite3.connect(run.out / "recording" / "index.sqlite")) as index, index:
-        assert index.execute(statement, values).rowcount
 
 
 @pytest.mark.parametrize(
@@ -81,7 +75,7 @@ def change(run: FederationRun, statement: str, *values: object) -> None:
     ],
 )
 def test_rows_that_no_recorder_writes_are_damage(statement: str, run: FederationRun) -> None:
-    change(run, statement)
+    change_index(run.out / "recording", statement)
     with pytest.raises(DamagedFile, match=r"is not a valid value of (status|codec)"):
         list(Recording(run.out / "recording").read_observations())
 
@@ -91,7 +85,7 @@ def test_a_file_that_is_no_masked_vector_is_damage(run: FederationRun) -> None:
     row = next(row for row in recording.read_rows() if row.status == "masked")
     assert row.file is not None
     digest = write_tensors(run.out / "recording" / row.file, {"words": torch.zeros(3)})
-    change(run, "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
+    change_index(run.out / "recording", "UPDATE observations SET sha256 = ? WHERE client = ?", digest, row.client)
     row = next(row for row in recording.read_rows() if row.status == "masked")
     with pytest.raises(DamagedFile, match="but a file with a masked vector has"):
         recording.read_masked(row)

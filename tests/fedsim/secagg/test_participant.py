@@ -14,9 +14,9 @@ Members = dict[int, Participant]
 Sealed = dict[int, dict[int, bytes]]
 
 
-def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
-    """Return members after the exchange of shares, and the encrypted shares that each of them is to receive."""
-    begun = {i: participant.setup(CONTEXT, threshold, draw_bytes) for i in range(1, count + 1)}
+def shared() -> tuple[Members, Sealed]:
+    """Return four members after the exchange of shares, and the encrypted shares that each is to receive; the threshold is 3."""
+    begun = {i: participant.setup(CONTEXT, 3, draw_bytes) for i in range(1, 5)}
     publics = {i: me.publics for i, me in begun.items()}
     members, given = {}, {}
     for i, me in begun.items():
@@ -24,14 +24,24 @@ def shared(count: int = 4, threshold: int = 3) -> tuple[Members, Sealed]:
     return members, {i: {j: given[j][i] for j in given if j != i} for i in given}
 
 
-def collect_members(count: int = 4, threshold: int = 3) -> Members:
-    members, given = shared(count, threshold)
+def collect_members() -> Members:
+    members, given = shared()
     return {i: participant.mask(participant.receive(me, given[i]), np.zeros(4, np.uint32))[0] for i, me in members.items()}
 
 
-def test_both_kinds_of_shares_of_one_peer_are_never_given() -> None:
-    with pytest.raises(ValueError, match="requests both shares of member 2"):
-        participant.unmask(collect_members()[1], [1, 2, 3], [2, 4])
+@pytest.mark.parametrize(
+    ("left", "gone", "words"),
+    [
+        ([1, 2, 3], [2, 4], "requests both shares of member 2"),
+        ([1, 2], [3, 4], "2 members take part in exchange 'unmask', and the threshold is 3"),
+        ([2, 3, 4], [], "leaves it out of the sum"),
+        ([1, 2, 3], [7], "a share of member 7"),
+    ],
+    ids=["both kinds of one peer", "too few members", "without its vector", "of a stranger"],
+)
+def test_shares_that_could_reveal_a_vector_are_not_given(left: list[int], gone: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        participant.unmask(collect_members()[1], left, gone)
 
 
 def test_a_second_request_for_shares_is_refused() -> None:
@@ -40,21 +50,6 @@ def test_a_second_request_for_shares_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'unmask' .* after 'unmask'"):
         participant.unmask(me, [1, 3, 4], [2])
     assert (me.mask_key, me.share_key, me.seed, me.shares) == (b"", b"", b"", {})
-
-
-def test_a_sum_of_too_few_members_is_not_unmasked() -> None:
-    with pytest.raises(ValueError, match="2 members take part in exchange 'unmask', and the threshold is 3"):
-        participant.unmask(collect_members()[1], [1, 2], [3, 4])
-
-
-def test_a_client_cannot_be_left_out_of_the_sum_after_it_sent_its_vector() -> None:
-    with pytest.raises(ValueError, match="leaves it out of the sum"):
-        participant.unmask(collect_members()[1], [2, 3, 4], [])
-
-
-def test_shares_of_strangers_are_not_given() -> None:
-    with pytest.raises(ValueError, match="a share of member 7"):
-        participant.unmask(collect_members()[1], [1, 2, 3], [7])
 
 
 def test_a_second_vector_under_the_same_keys_is_refused() -> None:

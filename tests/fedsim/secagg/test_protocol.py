@@ -1,18 +1,15 @@
 """Tests of a complete round without Flower, whose sum is exact or lost, and of the graph of clients that share a mask."""
 
-from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
-from protocol_round import CONTEXT, Round, agreed
+from protocol_round import CONTEXT, Round, agreed, draw_client_words
 
 from fedsim.secagg.protocol import participant, shamir
 from fedsim.secagg.protocol.aggregator import Aggregator, RoundLost, draw_graph, is_connected
 from fedsim.secagg.protocol.keys import draw_bytes
 from fedsim.secagg.protocol.masks import Words
-
-MakeWords = Callable[[int], dict[int, Words]]
 
 
 def total(words: dict[int, Words], *without: int) -> list[int]:
@@ -20,40 +17,38 @@ def total(words: dict[int, Words], *without: int) -> list[int]:
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 12])
-def test_the_sum_is_exact(clients: int, some_words: MakeWords) -> None:
-    words = some_words(clients)
+def test_the_sum_is_exact(clients: int) -> None:
+    words = draw_client_words(clients)
     assert Round(agreed(clients), words).run().tolist() == total(words)
 
 
 @pytest.mark.parametrize("neighbours", [2, 4, 6])
-def test_the_sum_over_a_graph_of_neighbours_is_exact(neighbours: int, some_words: MakeWords) -> None:
-    words = some_words(11)
+def test_the_sum_over_a_graph_of_neighbours_is_exact(neighbours: int) -> None:
+    words = draw_client_words(11)
     assert Round(agreed(11, neighbours=neighbours, threshold=2), words).run().tolist() == total(words)
 
 
 @pytest.mark.parametrize("stage", ["setup", "share", "collect"])
 @pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
-def test_a_client_that_drops_out_before_its_vector_is_not_in_the_sum(
-    stage: str, gone: tuple[int, ...], some_words: MakeWords
-) -> None:
-    words = some_words(5)
+def test_a_client_that_drops_out_before_its_vector_is_not_in_the_sum(stage: str, gone: tuple[int, ...]) -> None:
+    words = draw_client_words(5)
     assert Round(agreed(5), words, {stage: gone}).run().tolist() == total(words, *gone)
 
 
 @pytest.mark.parametrize("gone", [(1,), (3,), (2, 5)])
-def test_a_client_that_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int, ...], some_words: MakeWords) -> None:
-    words = some_words(5)
+def test_a_client_that_drops_out_after_its_vector_is_in_the_sum(gone: tuple[int, ...]) -> None:
+    words = draw_client_words(5)
     assert Round(agreed(5), words, {"unmask": gone}).run().tolist() == total(words)
 
 
-def test_the_sum_is_exact_if_a_client_drops_out_at_each_exchange(some_words: MakeWords) -> None:
-    words = some_words(9)
+def test_the_sum_is_exact_if_a_client_drops_out_at_each_exchange() -> None:
+    words = draw_client_words(9)
     fails = {"setup": (4,), "share": (9,), "collect": (1,), "unmask": (6,)}
     assert Round(agreed(9), words, fails).run().tolist() == total(words, 4, 9, 1)
 
 
-def test_the_sum_over_a_graph_with_dropouts_is_exact(some_words: MakeWords) -> None:
-    words = some_words(20)
+def test_the_sum_over_a_graph_with_dropouts_is_exact() -> None:
+    words = draw_client_words(20)
     fails = {"share": (3,), "collect": (7, 16), "unmask": (5,)}
     found = Round(agreed(20, neighbours=8, threshold=4), words, fails).run()
     assert found.tolist() == total(words, 3, 7, 16)
@@ -68,25 +63,25 @@ def test_the_sum_over_a_graph_with_dropouts_is_exact(some_words: MakeWords) -> N
         ("unmask", "2 of 5 clients answered at exchange 'unmask', and the threshold is 3, so that the sum cannot be unmasked"),
     ],
 )
-def test_below_the_threshold_the_round_is_lost(stage: str, words: str, some_words: MakeWords) -> None:
+def test_below_the_threshold_the_round_is_lost(stage: str, words: str) -> None:
     with pytest.raises(RoundLost, match=words):
-        Round(agreed(5), some_words(5), {stage: (1, 2, 4)}).run()
+        Round(agreed(5), draw_client_words(5), {stage: (1, 2, 4)}).run()
     if stage != "unmask":
         return
-    assert Round(agreed(5, threshold=2), some_words(5), {stage: (1, 2, 4)}).run().tolist() == total(some_words(5))
+    assert Round(agreed(5, threshold=2), draw_client_words(5), {stage: (1, 2, 4)}).run().tolist() == total(draw_client_words(5))
 
 
-def test_a_member_with_too_few_neighbours_left_is_named(some_words: MakeWords) -> None:
+def test_a_member_with_too_few_neighbours_left_is_named() -> None:
     """In a ring, three clients hold shares of a member; if one of them drops out, two shares are left, below the threshold."""
     with pytest.raises(RoundLost, match=r"3 clients, member \d+ and its neighbours, only 2 answered at exchange 'collect', and"):
-        Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"collect": (5,)}).run()
+        Round(agreed(10, neighbours=2, threshold=3), draw_client_words(10), {"collect": (5,)}).run()
     with pytest.raises(RoundLost, match=r"2 of the 3 clients that hold shares of member \d+ answered at exchange 'unmask'"):
-        Round(agreed(10, neighbours=2, threshold=3), some_words(10), {"unmask": (5,)}).run()
+        Round(agreed(10, neighbours=2, threshold=3), draw_client_words(10), {"unmask": (5,)}).run()
 
 
-def test_a_sum_is_not_unmasked_if_the_graph_is_disconnected(some_words: MakeWords) -> None:
+def test_a_sum_is_not_unmasked_if_the_graph_is_disconnected() -> None:
     """A ring without two members that are not adjacent has two arcs; masks cancel within each, which would reveal two sums."""
-    rounds = [Round(agreed(8, neighbours=2, threshold=2), some_words(8), {"collect": (1, i)}) for i in range(2, 9)]
+    rounds = [Round(agreed(8, neighbours=2, threshold=2), draw_client_words(8), {"collect": (1, i)}) for i in range(2, 9)]
     lost = 0
     for one in rounds:
         try:
@@ -102,24 +97,22 @@ def test_two_clients_under_one_key_end_the_round() -> None:
         Aggregator(agreed(3), CONTEXT, Random(0)).draw_rosters({1: one, 2: two, 3: one})
 
 
-def test_wrong_shares_are_detected(some_words: MakeWords, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_shares_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the server would subtract a wrong mask and get a wrong sum."""
     real = shamir.combine
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: real({**shares, min(shares): bytes(66)}, threshold))
     with pytest.raises(RoundLost, match=r"cannot be removed .* 'unmask': the shares at points .* belong to different secrets"):
-        Round(agreed(5), some_words(5)).run()
+        Round(agreed(5), draw_client_words(5)).run()
 
 
-def test_shares_of_another_key_than_the_advertised_one_are_detected(
-    some_words: MakeWords, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_of_another_key_than_the_advertised_one_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shamir, "combine", lambda shares, threshold: bytes(32))
     with pytest.raises(RoundLost, match=r"shares of member 2 .* another key than this member advertised"):
-        Round(agreed(5), some_words(5), {"collect": (2,)}).run()
+        Round(agreed(5), draw_client_words(5), {"collect": (2,)}).run()
 
 
-def test_no_word_of_a_masked_vector_is_that_of_the_vector(some_words: MakeWords) -> None:
-    words = some_words(4)
+def test_no_word_of_a_masked_vector_is_that_of_the_vector() -> None:
+    words = draw_client_words(4)
     played = Round(agreed(4), words)
     played.run()
     for i, masked in played.masked.items():

@@ -1,10 +1,10 @@
 """Tests that an attack on a secure sum is scored against the examples of all clients in the sum."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_experiments import Federate
 
 from attacker.attacks import AttackSpec, Case
 from attacker.attacks.matching.case_batch import CaseBatch
@@ -20,7 +20,6 @@ from fedsim.recording import Recording
 from fedsim.training.local import train
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., FederationRun]
 SETTINGS = {"clients": {"count": 3}, "rounds": 2, "training": {"learning_rate": 0.1, "batch_size": 1, "steps": 1}}
 
 

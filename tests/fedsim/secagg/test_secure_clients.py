@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from failing_grid import Failing
-from secure_runs import recorded, weights_after
+from secure_runs import make_secure, recorded, weights_after
+from tiny_experiments import Federate
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
@@ -22,8 +23,6 @@ from fedsim.recording import Recording
 from fedsim.secagg import messages
 from fedsim.secagg.cohorts import Cohorts
 from fedsim.secagg.protocol.aggregator import RoundLost
-
-Federate = Callable[..., FederationRun]
 
 
 def test_keys_are_deleted_after_a_round(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +141,11 @@ def test_a_malformed_message_excludes_only_its_client(stage: str, federate: Fede
     assert len(found.cohort) == (5 if stage == "unmask" else 4)
 
 
-def test_a_client_does_not_send_its_update_in_clear(experiment: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_client_does_not_send_its_update_in_clear(tmp_path: Path) -> None:
     """A server without secure aggregation is refused by clients with it, and the other way round."""
 
     def run_of(name: str, secure: bool) -> FederationRun:
-        return FederationRun(experiment=experiment(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
+        return FederationRun(experiment=make_secure(secure_aggregation=secure), out=tmp_path / name, device="cpu", client_seed=5)
 
     for secure, words in ((False, "the server does not use secure"), (True, "the server uses secure aggregation")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)

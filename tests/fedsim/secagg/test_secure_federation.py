@@ -1,6 +1,5 @@
 """Tests of federations with secure aggregation against the same ones without: weights, messages and recordings."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,14 +9,12 @@ from failing_grid import Failing
 from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from secure_runs import EPOCH, assert_is_mean, half_a_step, mean_of, recorded, weights_after
+from tiny_experiments import Federate
 
 from fedsim.commands.maintenance import verify
 from fedsim.engine import engines as engine
-from fedsim.engine.run import FederationRun
 from fedsim.flower import records
 from fedsim.recording.files import read_json_lines
-
-Federate = Callable[..., FederationRun]
 
 
 @pytest.mark.parametrize("bits", [None, 12])

@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import run_fedsim
 
-from fedsim.cli import app
 from fedsim.recording import Recording
 
 pytestmark = pytest.mark.ray
@@ -36,7 +35,7 @@ def test_the_sum_on_ray_is_bit_for_bit_that_of_one_process(tmp_path: Path, monke
             assert done.returncode == 0, done.stderr
             result = json.loads(done.stdout)
         else:
-            result = json.loads(CliRunner().invoke(app, words).stdout)
+            result = json.loads(run_fedsim(*words).stdout)
         assert result["complete"] == 1
         found.append({path.name: path.read_bytes() for path in sorted((tmp_path / engine / "recording/rounds").rglob("*.*"))})
     assert len(found[0]) == 3 + 1 + 1

@@ -1,11 +1,11 @@
 """Tests of the configuration of secure aggregation: defaults, and settings that are refused before any work."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from secure_runs import make_secure
 
 from fedsim.config.experiment import ExperimentError, read
 from fedsim.engine.run import FederationRun
@@ -81,16 +81,16 @@ def test_the_default_range_is_the_largest_that_cannot_overflow() -> None:
 
 
 @pytest.mark.parametrize("value", [True, {"threshold": 4, "clip": 0.5, "bits": 16, "reveal": True}])
-def test_a_printed_experiment_is_read_as_the_same(value: Any, experiment: Callable[..., Any], tmp_path: Path) -> None:
-    made = experiment(secure_aggregation=value)
+def test_a_printed_experiment_is_read_as_the_same(value: Any, tmp_path: Path) -> None:
+    made = make_secure(secure_aggregation=value)
     (tmp_path / "e.toml").write_text(made.to_toml())
     assert read(tmp_path / "e.toml") == made
     assert made.settle_agreement().threshold == (3 if value is True else 4)
     assert read(tmp_path / "e.toml", [("secure_aggregation", False)]).settle_agreement() is None
 
 
-def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "e.toml").write_text(experiment(secure_aggregation=False).to_toml())
+def test_the_command_line_sets_it(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(make_secure(secure_aggregation=False).to_toml())
     assert read(tmp_path / "e.toml").settle_agreement() is None
     assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).settle_agreement().threshold == 3  # type: ignore[union-attr]
     assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).settle_agreement().threshold == 5  # type: ignore[union-attr]
@@ -111,16 +111,14 @@ def test_the_command_line_sets_it(experiment: Callable[..., Any], tmp_path: Path
         ),
     ],
 )
-def test_an_experiment_that_cannot_work_is_refused(changes: dict[str, Any], words: str, experiment: Callable[..., Any]) -> None:
+def test_an_experiment_that_cannot_work_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ExperimentError, match=words):
-        experiment(**changes)
+        make_secure(**changes)
 
 
-def test_a_client_with_more_examples_than_the_largest_weight_is_refused_before_any_work(
-    experiment: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_client_with_more_examples_than_the_largest_weight_is_refused_before_any_work(tmp_path: Path) -> None:
     training = {"learning_rate": 0.1, "batch_size": 8, "epochs": 1}
-    made = experiment(training=training, secure_aggregation={"max_weight": 100})
+    made = make_secure(training=training, secure_aggregation={"max_weight": 100})
     with pytest.raises(
         ValueError, match=r"a client holds (\d+) examples, and secure_aggregation.max_weight is 100; set it to \1"
     ):

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from tiny_experiments import Federate
 
 from fedsim.engine import engines as engine
 from fedsim.engine.engines import EngineError, LocalGrid
-from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server import attendance
 from fedsim.server.attendance import WaitingGrid
-
-Federate = Callable[..., FederationRun]
 
 
 class Clock:

@@ -2,11 +2,11 @@
 
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_experiments import Federate
 
 from fedsim.deployment.flower_commands import WARNING_LINE
 from fedsim.engine import engines as engine
@@ -16,7 +16,6 @@ from fedsim.recording import Recording
 from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import FAILURE_PREFIX, EmptyRunError, check_end
 
-Federate = Callable[..., FederationRun]
 CLEARED = "correct the cause, then fedsim delete {folder}, and run again; it cannot be resumed, since all rounds are done"
 
 

@@ -1,6 +1,5 @@
 """Tests of aggregation and recorded updates against independently computed means and gradients."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import strategy as flower
+from tiny_experiments import Federate, make_tiny
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -21,8 +21,6 @@ from fedsim.flower import records
 from fedsim.recording import Observation, Recording
 from fedsim.strategies import names as strategies
 from fedsim.truth import TruthReader
-
-Federate = Callable[..., FederationRun]
 
 
 def group_by_round(run: FederationRun) -> dict[int, list[Observation]]:
@@ -149,7 +147,7 @@ def run_unrecorded(run: FederationRun, strategy: type, **arguments: Any) -> list
     [("FedAvg", {}), ("FedAdam", {"eta": 0.05, "tau": 0.01}), ("FedAvgM", {"server_momentum": 0.9}), ("FedMedian", {})],
 )
 def test_a_recorded_strategy_trains_bit_for_bit_as_without_recording(
-    name: str, arguments: dict[str, float], federate: Federate, tiny: Callable[..., Any], tmp_path: Path
+    name: str, arguments: dict[str, float], federate: Federate, tmp_path: Path
 ) -> None:
     changes = {
         "rounds": 4,
@@ -158,7 +156,7 @@ def test_a_recorded_strategy_trains_bit_for_bit_as_without_recording(
         "defense": "gaussian(0.01)",
     }
     recorded = group_by_round(federate(strategy={"name": name, **arguments}, **changes))
-    same_clients = FederationRun(experiment=tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
+    same_clients = FederationRun(experiment=make_tiny(**changes), out=tmp_path / "alone", device="cpu", client_seed=5)
     alone = run_unrecorded(same_clients, getattr(flower, name), **arguments)
     for number in (2, 3, 4):
         for key, weights in recorded[number][0].weights.items():

@@ -1,13 +1,13 @@
 """Tests of clipping and noise on the server: the mean, the recorded updates, and the state that is kept between rounds."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from tiny_experiments import Federate, make_tiny
 from torch import Tensor
 
 from fedsim.config.experiment import ExperimentError
@@ -18,7 +18,6 @@ from fedsim.server.checkpoint import read_strategy, restore_strategy
 from fedsim.strategies import names as strategies
 from fedsim.strategies.averaging import Averaging
 
-Federate = Callable[..., Any]
 SIZE = 20_000
 NOISELESS = {"noise_multiplier": 0.0, "clipping_norm": 1e6}
 
@@ -234,6 +233,6 @@ def test_a_value_that_is_no_table_is_refused() -> None:
         strategies.build("FedAvg", clients=2, fraction=1.0, central=1.0)
 
 
-def test_secure_aggregation_is_refused_with_clipping_on_the_server(tiny: Callable[..., Any]) -> None:
+def test_secure_aggregation_is_refused_with_clipping_on_the_server() -> None:
     with pytest.raises(ExperimentError, match=r"strategy\.central clips each client's own update"):
-        tiny(strategy={"name": "FedAvg", "central": NOISELESS}, secure_aggregation=True)
+        make_tiny(strategy={"name": "FedAvg", "central": NOISELESS}, secure_aggregation=True)

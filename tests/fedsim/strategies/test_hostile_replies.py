@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from tiny_experiments import Federate
 
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
 from fedsim.recording import Recording
 from fedsim.server.outcome import check_end
-
-Federate = Callable[..., FederationRun]
 
 
 @pytest.fixture

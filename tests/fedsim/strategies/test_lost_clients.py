@@ -1,18 +1,16 @@
 """Test of replies for lost clients: the SuperLink answers in its own name, and the server finds the client by the message."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import pytest
 from flwr.app import Error, Message
+from tiny_experiments import Federate
 
 from fedsim.engine import engines as engine
 from fedsim.recording import Recording
 
 
-def test_lost_clients_have_one_row_each_under_their_own_names(
-    federate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_clients_have_one_row_each_under_their_own_names(federate: Federate, monkeypatch: pytest.MonkeyPatch) -> None:
     superlink, gone = 1, 2
 
     class Leaving(engine.LocalGrid):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from tiny_experiments import Federate
 
 from fedsim.engine import engines as engine
 from fedsim.engine.run import FederationRun
@@ -14,7 +15,6 @@ from fedsim.recording.files import read_json_lines
 from fedsim.server.outcome import find_failures
 from fedsim.truth import TruthReader
 
-Federate = Callable[..., FederationRun]
 Answer = Callable[[Message, Any], Message]
 
 

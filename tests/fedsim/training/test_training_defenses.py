@@ -1,13 +1,14 @@
 """Tests of clients with a gradient rule, a defended network or mixed examples: their updates and what is recorded."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from generators import seed_default
+from tiny_experiments import Federate, make_tiny
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -34,8 +35,7 @@ def make_setting(network: str = "") -> tuple[nn.Module, dict[str, Tensor], tuple
 def trained(network: str, gradient: str, seed: int = 0, mode: str = "eval", **changes: Any) -> dict[str, Tensor]:
     model, weights, batch = make_setting(network)
     training = Training(learning_rate=0.1, batch_size=4, steps=1, mode=mode, **changes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seed_default(seed):
         rule, rng = GradientSpec.parse(gradient).build(), torch.Generator().manual_seed(seed)
         return train(model, weights, [batch], training, DATA, rule=rule, rng=rng).update
 
@@ -76,8 +76,7 @@ def test_precode_trains_on_the_cross_entropy_and_the_divergence() -> None:
     model, weights, (x, y) = make_setting(network)
     model.train()
     leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
+    with seed_default(7):
         logits = functional_call(model, leaves, (DATA.normalise(x),))
     penalty = take_penalty(model)
     assert penalty is not None
@@ -119,17 +118,17 @@ def accuracy(run: FederationRun) -> float:
 
 
 @pytest.mark.parametrize(("training", "least"), [({}, 0.9), ({"training": PATIENT}, 0.94)])
-def test_the_federation_learns_without_a_defense(federate: Callable[..., Any], training: dict[str, Any], least: float) -> None:
+def test_the_federation_learns_without_a_defense(federate: Federate, training: dict[str, Any], least: float) -> None:
     assert least < accuracy(federate(**{**SETTINGS, **training})) < least + 0.05
 
 
 @pytest.mark.parametrize("change", MILD, ids=lambda change: next(iter(change.values())))
-def test_a_mild_setting_stays_within_five_points_of_no_defense(federate: Callable[..., Any], change: dict[str, Any]) -> None:
+def test_a_mild_setting_stays_within_five_points_of_no_defense(federate: Federate, change: dict[str, Any]) -> None:
     least = 0.94 if "training" in change else 0.9
     assert accuracy(federate(**{**SETTINGS, **change})) > least - 0.03
 
 
-def test_gradient_rule_network_and_inputs_are_recorded(federate: Callable[..., Any]) -> None:
+def test_gradient_rule_network_and_inputs_are_recorded(federate: Federate) -> None:
     run = federate(gradient="dp_sgd(2, noise=0.5)", network="precode(3)", inputs="mixup")
     recording = Recording(run.out / "recording")
     facts = describe_run(recording.manifest)
@@ -149,7 +148,7 @@ def read_updates(run: FederationRun) -> dict[str, Tensor]:
     }
 
 
-def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(federate: Callable[..., Any]) -> None:
+def test_noise_differs_between_rounds_and_clients_and_repeats_with_their_seed(federate: Federate) -> None:
     run = federate("a", gradient="dp_sgd(0.001, noise=1000)")  # almost only noise
     found = read_updates(run)
     assert len(found) == 6
@@ -169,7 +168,7 @@ def other_images(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("inputs", ["mixup(1.0)", "instahide(k=4)", "instahide(k=4, public=STRANGERS)"])
-def test_mixed_examples_change_the_update_and_not_the_truth(federate: Callable[..., Any], other_images: str, inputs: str) -> None:
+def test_mixed_examples_change_the_update_and_not_the_truth(federate: Federate, other_images: str, inputs: str) -> None:
     plain, mixed = federate("plain"), federate("mixed", inputs=inputs.replace("STRANGERS", repr(other_images)))
     one, other = read_updates(plain), read_updates(mixed)
     assert one.keys() == other.keys()
@@ -198,9 +197,9 @@ def test_mixed_examples_change_the_update_and_not_the_truth(federate: Callable[.
     ],
 )
 def test_defenses_that_contradict_model_or_data_are_refused_before_any_work(
-    tiny: Callable[..., Any], tmp_path: Path, changes: dict[str, Any], words: str
+    tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    run = FederationRun(experiment=tiny(**changes), out=tmp_path / "run", device="cpu")
+    run = FederationRun(experiment=make_tiny(**changes), out=tmp_path / "run", device="cpu")
     with pytest.raises(ValueError, match=words):
         run.check()
     assert not run.out.exists()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_experiments import Federate
 
 from defenses import DEFENSES, DefenseSpec
 from fedsim.client.identity import ClientIdentity
@@ -46,7 +47,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def accuracy(federate: Callable[..., Any]) -> Callable[[str], float]:
+def accuracy(federate: Federate) -> Callable[[str], float]:
     """A function that returns the held-out accuracy on digits after ten rounds under a defense."""
 
     def of(defense: str) -> float:

@@ -59,8 +59,11 @@ def differentiate_images(rows: Tensor, data: DataSpec) -> Tensor:
     if images.shape[1] == 3:
         red, green, blue = images.unbind(dim=1)
         images = torch.stack([(red + green + blue) / 3, (red - blue) / 2, (2 * green - red - blue) / 4], dim=1)
-    across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
-    kinds = [differences[:, channel].flatten(1) for differences in (across, down) for channel in range(images.shape[1])]
+    kinds = [
+        differences[:, channel].flatten(1)
+        for differences in (images.diff(dim=-1), images.diff(dim=-2))
+        for channel in range(images.shape[1])
+    ]
     scales = [kind.square().mean().sqrt().clamp(min=torch.finfo(rows.dtype).tiny) for kind in kinds]
     return torch.cat([kind / scale for kind, scale in zip(kinds, scales, strict=True)], dim=1)
 

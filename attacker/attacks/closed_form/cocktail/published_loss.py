@@ -49,7 +49,7 @@ class PublishedLoss:
         others = 1 - torch.eye(w.shape[1], dtype=w.dtype, device=w.device)
         alike = (((TEMPERATURE * cosine).exp() - 1) * others).mean(dim=(1, 2))
         images = (s + w @ self.means).reshape(len(w), -1, *self.data.shape)
-        down, across = images[..., 1:, :] - images[..., :-1, :], images[..., 1:] - images[..., :-1]
+        down, across = images.diff(dim=-2), images.diff(dim=-1)
         rough = down.abs().flatten(1).mean(dim=1) + across.abs().flatten(1).mean(dim=1)
         return DECORRELATION * alike + TOTAL_VARIATION * rough - negentropy
 

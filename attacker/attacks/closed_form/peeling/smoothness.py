@@ -65,10 +65,7 @@ def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:
 
     They are 0 in the last column and in the last row, respectively.
     """
-    across, down = torch.zeros_like(x), torch.zeros_like(x)
-    across[..., :-1] = x[..., 1:] - x[..., :-1]
-    down[..., :-1, :] = x[..., 1:, :] - x[..., :-1, :]
-    return across, down
+    return x.diff(dim=-1, append=x[..., -1:]), x.diff(dim=-2, append=x[..., -1:, :])
 
 
 def transpose_differences(across: Tensor, down: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from math import log
 import torch
 from torch import Tensor
 
+from attacker.attacks.closed_form.rgap.system import broadcast_like
+
 LOSS_EQUATION_MINIMISER = 1.2784645427610738
 """The mu that minimises -mu / (1 + exp(mu)); it solves exp(mu) (mu - 1) = 1."""
 LOSS_EQUATION_MINIMUM = -0.2784645427610738
@@ -50,9 +52,7 @@ class HeadReading:
     def where(self, condition: Tensor, other: "HeadReading") -> "HeadReading":
         """Return this solution for problems where `condition` (N,) is true, and `other` for the rest."""
         pairs = {key: (value, getattr(other, key)) for key, value in vars(self).items()}
-        return HeadReading(
-            **{key: torch.where(condition.reshape(-1, *[1] * (a.ndim - 1)), a, b) for key, (a, b) in pairs.items()}
-        )
+        return HeadReading(**{key: torch.where(broadcast_like(condition, a), a, b) for key, (a, b) in pairs.items()})
 
 
 def read_heads(

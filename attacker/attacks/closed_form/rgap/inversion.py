@@ -17,6 +17,7 @@ from attacker.attacks.closed_form.rgap.recursion import (
     solve_layer,
     solve_layers,
 )
+from attacker.attacks.closed_form.rgap.system import broadcast_like
 from attacker.attacks.confidence.evidence import measure_outside
 from attacker.attacks.networks.chain import Chain
 from defenses.base import Tensors
@@ -197,7 +198,7 @@ def _choose_points(points: Sequence[Point], index: Tensor) -> Point:
     for i, point in enumerate(points[1:], start=1):
         here = index == i
         f, gradient = (
-            torch.where(here.reshape(-1, *[1] * (value.ndim - 1)), value, other)
+            torch.where(broadcast_like(here, value), value, other)
             for value, other in ((point.f, chosen.f), (point.gradient, chosen.gradient))
         )
         chosen = replace(chosen, f=f, gradient=gradient, head=point.head.where(here, chosen.head))

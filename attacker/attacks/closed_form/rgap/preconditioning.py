@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attacker.attacks.closed_form.rgap.system import LayerSystem, fold, unfold
+from attacker.attacks.closed_form.rgap.system import LayerSystem, broadcast_like, fold, unfold
 from attacker.attacks.networks.layers import Layer
 from attacker.attacks.networks.traced import are_reshapes
 
@@ -262,4 +262,4 @@ def _clamp_diagonal(diagonal: Tensor, like: Tensor) -> Tensor:
     """
     mean = like.flatten(1).square().mean(dim=1) + diagonal.flatten(1).mean(dim=1)
     minimum = 1e-12 * torch.where(mean > 0, mean, 1)
-    return diagonal.clamp(min=0) + minimum.reshape(-1, *[1] * (diagonal.ndim - 1))
+    return diagonal.clamp(min=0) + broadcast_like(minimum, diagonal)

@@ -95,7 +95,7 @@ class Spans:
             notes = (*notes, f"{len(estimates.vectors)} images are estimated by independent component analysis")
         groups: list[list[int]] = []
         if Need.UNNAMED in self.needs:
-            groups = group_updates(spaces, shared, [observation.round for observation in case.observations])
+            groups = group_updates(spaces, shared, case.rounds)
             notes = (*notes, _describe_groups(groups))
         if not len(recovered.vectors):
             raise ValueError(

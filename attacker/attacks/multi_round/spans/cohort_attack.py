@@ -100,7 +100,7 @@ class CohortSpans:
         )
         spaces = compute_spaces(bounded, layer, rng, progress, self.device)
         cohorts = [observation.cohort for observation in case.observations]
-        clients = isolate_clients(spaces, cohorts, [observation.round for observation in case.observations])
+        clients = isolate_clients(spaces, cohorts, case.rounds)
         parts = split_sums(spaces, cohorts, clients)
         notes = _describe(spaces, clients, cohorts)
         updates = LayerUpdates(spaces, list_forwards(case, layer), layer.specify_input(first.data))

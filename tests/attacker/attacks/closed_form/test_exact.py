@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import make_image_case, observe_loss, observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, cpl, exact, find_unmet, inverting_gradients, rgap
@@ -20,8 +20,6 @@ from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation, Training
 from fedsim.recording.codec import encode
-
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
 def alter_case(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], **fields: Any) -> Case:
@@ -35,16 +33,13 @@ def alter_case(case: Case, change: Callable[[dict[str, Tensor]], dict[str, Tenso
 def two_classes(model: nn.Module, x: Tensor, y: Tensor, name: str, **arguments: Any) -> Case:
     """Return a case of one example on a network with a single logit."""
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=2)
-    models.find_loss("logistic")(model(x), y).backward()
-    update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
+    loss, spec = models.find_loss("logistic")(model(x), y), ModelSpec(name=name, arguments=arguments)
     training = Training(learning_rate=1.0, batch_size=1, steps=1, loss="logistic")
-    weights = {key: p.detach() for key, p in model.named_parameters()}
-    spec = ModelSpec(name=name, arguments=arguments)
-    return Case((make_observation(update, weights, model=spec, data=data, training=training),))
+    return Case((observe_loss(loss, model, model=spec, data=data, training=training),))
 
 
-def test_undefended_lenet_is_solved_layer_by_layer(image_case: Make) -> None:
-    cases, xs, ys = zip(*(image_case(i) for i in range(3)), strict=True)
+def test_undefended_lenet_is_solved_layer_by_layer() -> None:
+    cases, xs, ys = zip(*(make_image_case(i) for i in range(3)), strict=True)
     found = exact()(cases, rng=seeded())
     for answer, x, y in zip(found, xs, ys, strict=True):
         assert answer.route == "layers"
@@ -58,8 +53,8 @@ def test_undefended_lenet_is_solved_layer_by_layer(image_case: Make) -> None:
         assert float(answer.loss) < EXACT_DISTANCE**2
 
 
-def test_batched_cases_are_answered_like_single_ones(image_case: Make) -> None:
-    cases = [image_case(i, seed=i)[0] for i in range(3)]
+def test_batched_cases_are_answered_like_single_ones() -> None:
+    cases = [make_image_case(i, seed=i)[0] for i in range(3)]
     together = rgap()(cases, rng=seeded())
     for case, answer in zip(cases, together, strict=True):
         (alone,) = rgap()([case], rng=seeded())
@@ -76,11 +71,11 @@ class Residual(nn.Module):
         return self.head((x + torch.sigmoid(self.second(x))).mean(dim=(2, 3)))
 
 
-def test_residual_network_is_searched_for_with_the_reason(observe: Callable[..., Observation]) -> None:
+def test_residual_network_is_searched_for_with_the_reason() -> None:
     data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name=f"{__name__}:Residual")
     models.admit(model.name)
     x = torch.rand(1, *data.shape, generator=seeded(3))
-    case = Case((observe((x, torch.tensor([1])), model=model, data=data),))
+    case = Case((observe_steps((x, torch.tensor([1])), model=model, data=data),))
     (answer,) = exact(steps=1)([case], rng=seeded())
     assert answer.route == "optimisation"
     assert any("joins" in note and "residual" in note for note in answer.notes)
@@ -88,27 +83,27 @@ def test_residual_network_is_searched_for_with_the_reason(observe: Callable[...,
         rgap()([case], rng=seeded())
 
 
-def test_batch_is_refused_by_r_gap_with_the_reason(observe: Callable[..., Observation]) -> None:
+def test_batch_is_refused_by_r_gap_with_the_reason() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
-    case = Case((observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
+    case = Case((observe_steps((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data),))
     assert find_unmet(rgap(), case) == ["it works for one example only"]
     with pytest.raises(ValueError, match="the update was computed from 2 examples"):
         exact(route="layers")([case], rng=seeded())
 
 
-def test_more_examples_than_reported_are_noted(observe: Callable[..., Observation]) -> None:
+def test_more_examples_than_reported_are_noted() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x = torch.rand(2, *data.shape, generator=seeded(3))
-    honest = observe((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data)
+    honest = observe_steps((x, torch.tensor([1, 2])), model=ModelSpec(name="lenet_dlg"), data=data)
     lying = alter_case(Case((honest,)), lambda u: u, num_examples=1)
     (answer,) = rgap()([lying], rng=seeded())
     assert any("rank two or more" in note for note in answer.notes)
     assert any("differs from the observed one by" in note for note in answer.notes)
 
 
-def test_zero_or_not_finite_update_is_refused(image_case: Make) -> None:
-    case, _, _ = image_case()
+def test_zero_or_not_finite_update_is_refused() -> None:
+    case, _, _ = make_image_case()
     zero = alter_case(case, lambda u: {name: torch.zeros_like(t) for name, t in u.items()})
     broken = alter_case(case, lambda u: {name: t / 0 for name, t in u.items()})
     with pytest.raises(ValueError, match=r"update of 00001-c0 is zero"):
@@ -117,9 +112,9 @@ def test_zero_or_not_finite_update_is_refused(image_case: Make) -> None:
         exact()([broken], rng=seeded())
 
 
-def test_other_weights_or_another_loss_are_noted(image_case: Make) -> None:
+def test_other_weights_or_another_loss_are_noted() -> None:
     """Twice the loss, or weights that the client did not have, give a gradient that no example explains."""
-    case, _, _ = image_case()
+    case, _, _ = make_image_case()
     doubled = alter_case(case, lambda u: {name: 2 * t for name, t in u.items()})
     (answer,) = rgap()([doubled], rng=seeded())
     assert any("does not fit the loss, it is off by 50%" in note for note in answer.notes)
@@ -171,12 +166,12 @@ def test_gradient_that_no_example_has_is_noted() -> None:
     assert not any("no single example" in note for note in answer.notes)
 
 
-def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
+def test_search_starts_from_the_closed_forms_answer() -> None:
     """With noise the closed form is not exact; the search starts from its answer and reduces the misfit to the gradient.
 
     One iteration, since after more the search from the regular start arrives at the same minimum.
     """
-    case, _x, _ = image_case()
+    case, _x, _ = make_image_case()
     noise = seeded(7)
 
     def disturbed(update: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -192,14 +187,14 @@ def test_search_starts_from_the_closed_forms_answer(image_case: Make) -> None:
 
 
 @pytest.mark.parametrize("attack", [cpl, inverting_gradients])
-def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..., Any], image_case: Make) -> None:
-    case, x, _ = image_case()
+def test_optimisation_attacks_may_start_from_the_closed_form(attack: Callable[..., Any]) -> None:
+    case, x, _ = make_image_case()
     (plain,), (started,) = (attack(steps=2, closed_form_start=given)([case], rng=seeded()) for given in (False, True))
     assert float((started.x - x).square().mean()) < 0.1 * float((plain.x - x).square().mean())
 
 
-def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
-    case, _, _ = image_case()
+def test_a_route_can_be_forced_and_must_exist() -> None:
+    case, _, _ = make_image_case()
     (answer,) = exact(route="optimisation", steps=1)([case], rng=seeded())
     assert answer.route == "optimisation"
     with pytest.raises(ValueError, match=rf"unknown route 'magic'\. Known: auto, {', '.join(ROUTES)}, optimisation"):
@@ -208,26 +203,26 @@ def test_a_route_can_be_forced_and_must_exist(image_case: Make) -> None:
         exact(route="optimisation", fallback="none")
 
 
-def test_known_label_is_listed_as_an_oracle(image_case: Make) -> None:
-    case, _, y = image_case()
+def test_known_label_is_listed_as_an_oracle() -> None:
+    case, _, y = make_image_case()
     (answer,) = rgap()([replace(case, known_labels=y)], rng=seeded())
     assert answer.oracles == ("labels",)
 
 
-def test_notes_are_written_and_read_back(image_case: Make, tmp_path: Path) -> None:
-    case, _, _ = image_case()
+def test_notes_are_written_and_read_back(tmp_path: Path) -> None:
+    case, _, _ = make_image_case()
     (answer,) = rgap()([alter_case(case, lambda u: {name: 2 * t for name, t in u.items()})], rng=seeded())
     answer.write(tmp_path / "one.safetensors")
     assert Reconstruction.read(tmp_path / "one.safetensors").notes == answer.notes != ()
 
 
 def test_route_that_fails_unexpectedly_is_noted_and_logged_once(
-    image_case: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*given: Any) -> Any:
         raise RuntimeError("no such kernel\nin any library")
 
-    case, _, _ = image_case()
+    case, _, _ = make_image_case()
     monkeypatch.setitem(ROUTES, "linear", fail)
     monkeypatch.setitem(ROUTES, "layers", fail)
     (answer,) = exact(steps=1)([case], rng=seeded())
@@ -240,11 +235,11 @@ def test_route_that_fails_unexpectedly_is_noted_and_logged_once(
         exact(route="layers", fallback="none")([case], rng=seeded())
 
 
-def test_plan_names_a_requirement_that_fails(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_names_a_requirement_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(observed: Any) -> Any:
         raise TypeError("no tensor")
 
     monkeypatch.setitem(_REQUIREMENTS, "features", fail)
-    reasons = exact().plan(image_case()[0]).reasons
+    reasons = exact().plan(make_image_case()[0]).reasons
     assert reasons["features"] == "the route features failed: TypeError: no tensor"
     assert reasons["layers"] == ""

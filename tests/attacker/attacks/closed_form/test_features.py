@@ -1,20 +1,19 @@
 """Tests of the closed form (route) `features`: each example is recovered alone, and refusals give their reason."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor, nn
 
 import fedleak
 from attacker.attacks import Case, cpl, exact
 from attacker.attacks.closed_form.features import find_map_estimate
 from attacker.attacks.matching.smooth_images import PIXEL_DEVIATION, build_smooth_spread
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
-Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(1, 16, 16), num_classes=12)
 
 
@@ -24,9 +23,9 @@ def smooth_images(count: int, data: DataSpec = DATA) -> Tensor:
     return (0.5 + spread(torch.randn(count, *data.shape, generator=seeded(5), dtype=torch.float64))).clamp(0, 1).float()
 
 
-def batch(observe: Observe, labels: list[int], **settings: Any) -> tuple[Case, Tensor, Tensor]:
+def batch(labels: list[int], **settings: Any) -> tuple[Case, Tensor, Tensor]:
     x, y = smooth_images(len(labels)), torch.tensor(labels)
-    return Case((observe((x, y), model=ModelSpec(name="lenet_cpl"), data=DATA, **settings),)), x, y
+    return Case((observe_steps((x, y), model=ModelSpec(name="lenet_cpl"), data=DATA, **settings),)), x, y
 
 
 def squared_errors(found: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -35,8 +34,8 @@ def squared_errors(found: Any, x: Tensor, y: Tensor) -> Tensor:
     return (found.x[order].clamp(0, 1) - x).square().flatten(1).mean(dim=1)
 
 
-def test_every_example_of_a_batch_is_recovered_with_its_label(observe: Observe) -> None:
-    case, x, y = batch(observe, [3, 0, 7, 9, 1, 5, 11, 4])
+def test_every_example_of_a_batch_is_recovered_with_its_label() -> None:
+    case, x, y = batch([3, 0, 7, 9, 1, 5, 11, 4])
     (found,) = exact(route="features")([case], rng=seeded())
     assert found.route == "features"
     assert sorted(found.y.tolist()) == sorted(y.tolist())
@@ -45,8 +44,8 @@ def test_every_example_of_a_batch_is_recovered_with_its_label(observe: Observe) 
     assert bool(found.confidence.isnan().all()), "answers by features have no curve"
 
 
-def test_search_that_starts_from_features_has_a_lower_error(observe: Observe) -> None:
-    case, x, y = batch(observe, [3, 0, 7, 9])
+def test_search_that_starts_from_features_has_a_lower_error() -> None:
+    case, x, y = batch([3, 0, 7, 9])
     (alone,) = cpl(optimiser="wolfe", tv=1e-5, steps=6)([case], rng=seeded())
     (found,) = cpl(optimiser="wolfe", tv=1e-5, steps=6, features=True)([case], rng=seeded())
     assert found.route == "optimisation from a closed form"
@@ -81,8 +80,8 @@ def test_smoothness_prior_has_the_stated_deviation_and_keeps_table_rows() -> Non
     ("change", "words"),
     [({"defense": "withhold(['9.*'])"}, "is zero or was not sent"), ({"defense": "gaussian(10.0)"}, "unexplained")],
 )
-def test_unreadable_features_are_refused_with_the_reason(observe: Observe, change: dict[str, Any], words: str) -> None:
-    case, _, _ = batch(observe, [3, 0], **change)
+def test_unreadable_features_are_refused_with_the_reason(change: dict[str, Any], words: str) -> None:
+    case, _, _ = batch([3, 0], **change)
     with pytest.raises(ValueError, match=words):
         exact(route="features")([case], rng=seeded())
 

@@ -1,19 +1,15 @@
 """Tests of the criteria without reference by which H-GAP chooses between two answers, and of its choice."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from generators import seeded
+from observations import make_image_case
 from scipy.ndimage import correlate
-from torch import Tensor
 
-from attacker.attacks import Case, hgap, rgap
+from attacker.attacks import hgap, rgap
 from attacker.attacks.closed_form.hybrid import CRITERIA, measure_roughness, total_variation
 from attacker.attacks.confidence.evidence import measure_outside
-
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
 def test_roughness_is_the_distance_to_the_mean_of_the_neighbours_that_exist() -> None:
@@ -48,8 +44,8 @@ def test_every_criterion_prefers_an_image_to_noise(name: str) -> None:
 
 
 @pytest.mark.parametrize("criterion", ["roughness", "total_variation", "outside", "gradient"])
-def test_exact_closed_form_is_preferred_to_a_search_of_two_steps(criterion: str, image_case: Make) -> None:
-    case, x, _ = image_case()
+def test_exact_closed_form_is_preferred_to_a_search_of_two_steps(criterion: str) -> None:
+    case, x, _ = make_image_case()
     (answer,) = hgap(criterion=criterion, steps=2)([case], rng=seeded())
     assert answer.route == "layers"
     assert float((answer.x - x).square().mean()) < 1e-6
@@ -59,9 +55,9 @@ def test_exact_closed_form_is_preferred_to_a_search_of_two_steps(criterion: str,
     assert answer.iterations > 0  # the search ran as well
 
 
-def test_search_is_preferred_to_a_closed_form_that_failed(image_case: Make) -> None:
+def test_search_is_preferred_to_a_closed_form_that_failed() -> None:
     """Noise, amplified by inverse activations, makes the closed form rough; even an unfinished search is smoother."""
-    case, x, _ = image_case(defense="gaussian(0.001)")
+    case, x, _ = make_image_case(defense="gaussian(0.001)")
     (closed,), (answer,) = rgap()([case], rng=seeded()), hgap(steps=60)([case], rng=seeded())
     errors = [float((found.x - x).square().mean()) for found in (closed, answer)]
     assert answer.route == "optimisation"

@@ -1,11 +1,11 @@
 """Tests of closed forms on networks whose code scales its inputs before the first layer."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
@@ -14,7 +14,6 @@ from attacker.reconstruction import Reconstruction
 from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
-Observe = Callable[..., Observation]
 MEAN, STD = (0.49, 0.48, 0.44), (0.24, 0.25, 0.26)
 SHAPE = (3, 6, 6)
 
@@ -122,11 +121,11 @@ def normalise_by_torchvision(shape: tuple[int, ...], num_classes: int) -> nn.Mod
     return nn.Sequential(Normalize(MEAN, STD), *Dense().net)
 
 
-def record(observe: Observe, network: str, count: int, **data: Any) -> tuple[Observation, Tensor]:
+def record(network: str, count: int, **data: Any) -> tuple[Observation, Tensor]:
     name, spec = f"{__name__}:{network}", DataSpec(shape=SHAPE, num_classes=5, **data)
     models.admit(name)
     x = torch.randint(256, (count, *SHAPE), generator=seeded(3)) / 255
-    return observe((x, torch.arange(count) % 5), model=ModelSpec(name=name), data=spec), x
+    return observe_steps((x, torch.arange(count) % 5), model=ModelSpec(name=name), data=spec), x
 
 
 def attack(observation: Observation) -> Reconstruction:
@@ -147,8 +146,8 @@ def attack(observation: Observation) -> Reconstruction:
         ("Normalised", {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}),
     ],
 )
-def test_batches_are_recovered_behind_scaled_inputs(observe: Observe, network: str, data: dict[str, Any]) -> None:
-    one, x = record(observe, network, 4, **data)
+def test_batches_are_recovered_behind_scaled_inputs(network: str, data: dict[str, Any]) -> None:
+    one, x = record(network, 4, **data)
     found = attack(one)
     assert found.route == "linear"
     order = torch.cdist(x.flatten(1), found.x.flatten(1)).argmin(dim=1)
@@ -158,9 +157,9 @@ def test_batches_are_recovered_behind_scaled_inputs(observe: Observe, network: s
     assert bool((found.confidence > 0.9).all())
 
 
-def test_single_images_are_recovered_behind_convolutions(observe: Observe) -> None:
+def test_single_images_are_recovered_behind_convolutions() -> None:
     """Zeros are padded after the code has scaled the inputs."""
-    one, x = record(observe, "Convolved", 1)
+    one, x = record("Convolved", 1)
     found = attack(one)
     assert found.route == "layers"
     assert torch.allclose(found.x, x, atol=1e-3)
@@ -171,8 +170,8 @@ OTHER_CODE = {"Squared": NOT_SCALED, "Reordered": NOT_SCALED, "Masked": "sets va
 
 
 @pytest.mark.parametrize(("network", "reason"), OTHER_CODE.items())
-def test_other_code_before_the_first_layer_is_refused(observe: Observe, network: str, reason: str) -> None:
-    one, _ = record(observe, network, 4)
+def test_other_code_before_the_first_layer_is_refused(network: str, reason: str) -> None:
+    one, _ = record(network, 4)
     chain = stack([Case((one,))]).chain
     assert isinstance(chain, str)
     assert reason in chain

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
@@ -15,9 +16,8 @@ from attacker.attacks.closed_form.observations import observe as observed
 from attacker.attacks.matching.smooth_images import build_smooth_spread
 from attacker.attacks.timing import time_call
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
-Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(3, 16, 16), num_classes=10, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 
@@ -68,16 +68,14 @@ def convolutional() -> nn.Module:
     )
 
 
-def make_case(
-    observe: Observe, build: Callable[[], nn.Module], count: int = 1, network: str = "", **settings: Any
-) -> tuple[Case, Tensor, Tensor]:
+def make_case(build: Callable[[], nn.Module], count: int = 1, network: str = "", **settings: Any) -> tuple[Case, Tensor, Tensor]:
     reference = f"{__name__}:{build.__name__}"
     models.admit(reference)
     spread = build_smooth_spread(DATA)
     x = (0.5 + spread(torch.randn(count, *DATA.shape, generator=torch.Generator().manual_seed(5)))).clamp(0, 1)
     y = torch.arange(count) + 3
     model = ModelSpec(name=reference, network=network)
-    return Case((observe((x, y), model=model, data=DATA, **settings),)), x, y
+    return Case((observe_steps((x, y), model=model, data=DATA, **settings),)), x, y
 
 
 def psnr(found: Tensor, x: Tensor) -> float:
@@ -89,35 +87,35 @@ def attack_case(one: Case) -> Any:
     return found
 
 
-def test_example_behind_relu_and_max_pooling_is_5_db_above_grey(observe: Observe) -> None:
-    one, x, y = make_case(observe, plain)
+def test_example_behind_relu_and_max_pooling_is_5_db_above_grey() -> None:
+    one, x, y = make_case(plain)
     found = attack_case(one)
     assert (found.route, found.y.tolist()) == ("layer_input", y.tolist())
     assert psnr(found.x, x) > psnr(torch.full_like(x, 0.5), x) + 5
     assert any("256 inputs of fc1" in note for note in found.notes)
 
 
-def test_encoder_of_a_precode_bottleneck_reveals_the_features(observe: Observe) -> None:
+def test_encoder_of_a_precode_bottleneck_reveals_the_features() -> None:
     """A PRECODE bottleneck draws random values: its answers hardly differ with them, and a batch of two is refused."""
     found = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        one, x, _ = make_case(observe, convolutional, network="precode(bottleneck=16)")
+        one, x, _ = make_case(convolutional, network="precode(bottleneck=16)")
         found.append(attack_case(one))
         assert psnr(found[-1].x, x) > psnr(torch.full_like(x, 0.5), x) + 5
         assert any("256 inputs of 7.bottleneck.encoder" in note for note in found[-1].notes)
     assert psnr(found[0].x, found[1].x) > 28
-    without, _, _ = make_case(observe, convolutional)
+    without, _, _ = make_case(convolutional)
     with pytest.raises(ValueError, match="no hidden linear layer"):
         route.find_suitable_layer(observed([without]))
-    two, _, _ = make_case(observe, convolutional, count=2, network="precode(bottleneck=16)")
+    two, _, _ = make_case(convolutional, count=2, network="precode(bottleneck=16)")
     with pytest.raises(ValueError, match="update of one example and one step, and this update is of 2 examples"):
         route.find_suitable_layer(observed([two]))
 
 
-def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: Observe) -> None:
+def test_true_example_reproduces_layer_input_and_convolution_gradient() -> None:
     """At the true example, the simulated layer input and convolution gradient are the observed ones; at another, not."""
-    one, x, _ = make_case(observe, plain)
+    one, x, _ = make_case(plain)
     seen = observed([one])
     layer = route.find_suitable_layer(seen)
     assert (layer.name, layer.inputs, layer.convolution) == ("fc1", 256, "conv2.weight")
@@ -148,15 +146,15 @@ def test_true_example_reproduces_layer_input_and_convolution_gradient(observe: O
     ],
 )
 def test_unsuitable_layer_is_refused_with_the_reason(
-    observe: Observe, build: Callable[[], Net], count: int, settings: dict[str, Any], words: str
+    build: Callable[[], Net], count: int, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
-        attack_case(make_case(observe, build, count, **settings)[0])
+        attack_case(make_case(build, count, **settings)[0])
 
 
-def test_dropout_in_training_mode_is_refused(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_in_training_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "STAGE_STEPS", (3, 3))
-    one, _, _ = make_case(observe, dropped)
+    one, _, _ = make_case(dropped)
     assert attack_case(one).route == "layer_input"
     observation = one.observations[0]
     training = replace(observation.training, mode="train")
@@ -164,10 +162,10 @@ def test_dropout_in_training_mode_is_refused(observe: Observe, monkeypatch: pyte
         attack_case(Case((replace(observation, training=training),)))
 
 
-def test_no_search_continues_from_the_answer(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_search_continues_from_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search from there would fit the whole gradient better and move away from the example, so it must not be run."""
     monkeypatch.setattr(route, "STAGE_STEPS", (30, 30))
-    one, _, _ = make_case(observe, plain)
+    one, _, _ = make_case(plain)
     (found,) = exact(fallback="inverting_gradients", steps=2)([one], rng=torch.Generator().manual_seed(0))
     assert (found.route, found.iterations) == ("layer_input", 0)
 
@@ -179,8 +177,8 @@ def build_wide() -> Net:
     return net
 
 
-def test_the_time_of_an_iteration_is_that_of_the_search(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _, _ = make_case(observe, build_wide)
+def test_the_time_of_an_iteration_is_that_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, _ = make_case(build_wide)
 
     def time_attack(steps: int) -> float:
         monkeypatch.setattr(route, "STAGE_STEPS", (steps, steps))
@@ -191,8 +189,8 @@ def test_the_time_of_an_iteration_is_that_of_the_search(observe: Observe, monkey
     assert 0.5 < measured / took < 2
 
 
-def test_a_network_without_convolutions_is_refused_with_the_reason(observe: Observe) -> None:
+def test_a_network_without_convolutions_is_refused_with_the_reason() -> None:
     x, y = torch.rand(1, *DATA.shape, generator=torch.Generator().manual_seed(5)), torch.tensor([3])
-    one = Case((observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (64, 32)}), data=DATA),))
+    one = Case((observe_steps((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (64, 32)}), data=DATA),))
     with pytest.raises(ValueError, match="no ReLU precedes it"):
         attack_case(one)

@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor, nn
 from torch.nn import functional
 
 from attacker.attacks import Case, accumulate, exact
 from attacker.attacks.networks.forward import run_forward_pass
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
-Observe = Callable[..., Observation]
 DATA = DataSpec(shape=(1, 6, 6), num_classes=4)
 
 
@@ -55,19 +55,17 @@ def build_normalised() -> nn.Module:
     return Normalised()
 
 
-def make_case(observe: Observe, build: Callable[[], nn.Module], rounds: int = 1) -> tuple[Case, Tensor]:
+def make_case(build: Callable[[], nn.Module], rounds: int = 1) -> tuple[Case, Tensor]:
     """Return the case of a client with two examples in each round, and the examples."""
     models.admit(name := f"{__name__}:{build.__name__}")
     x, y = torch.rand(2, *DATA.shape, generator=torch.Generator().manual_seed(4)), torch.tensor([1, 3])
-    seen = observe((x, y), model=ModelSpec(name=name), data=DATA)
+    seen = observe_steps((x, y), model=ModelSpec(name=name), data=DATA)
     return Case(tuple(replace(seen, round=i + 1) for i in range(rounds))), x
 
 
 @pytest.mark.parametrize(("build", "most"), [(build_double, 1e-6), (build_half, 1e-3)])
-def test_linear_route_recovers_examples_of_networks_of_two_dtypes(
-    observe: Observe, build: Callable[[], nn.Module], most: float
-) -> None:
-    case, x = make_case(observe, build)
+def test_linear_route_recovers_examples_of_networks_of_two_dtypes(build: Callable[[], nn.Module], most: float) -> None:
+    case, x = make_case(build)
     (found,) = exact(route="linear", fallback="none")([case], rng=seeded())
     order = found.y.argsort()
     assert found.y[order].tolist() == [1, 3]
@@ -75,14 +73,14 @@ def test_linear_route_recovers_examples_of_networks_of_two_dtypes(
 
 
 @pytest.mark.parametrize("build", [build_double, build_half, build_normalised])
-def test_features_are_computed_for_networks_of_two_dtypes(observe: Observe, build: Callable[[], nn.Module]) -> None:
-    (found,) = exact(route="features", fallback="none")([make_case(observe, build)[0]], rng=seeded())
+def test_features_are_computed_for_networks_of_two_dtypes(build: Callable[[], nn.Module]) -> None:
+    (found,) = exact(route="features", fallback="none")([make_case(build)[0]], rng=seeded())
     assert found.route == "features"
     assert not any("failed" in note for note in found.notes)
 
 
-def test_rounds_in_order_are_searched_for_a_network_of_two_dtypes(observe: Observe) -> None:
-    (found,) = accumulate(steps=3)([make_case(observe, build_normalised, rounds=2)[0]], rng=seeded())
+def test_rounds_in_order_are_searched_for_a_network_of_two_dtypes() -> None:
+    (found,) = accumulate(steps=3)([make_case(build_normalised, rounds=2)[0]], rng=seeded())
     assert float(found.loss[-1]) < float("inf")
 
 

@@ -1,14 +1,14 @@
 """Tests for gradients that many inputs share: the answer is one of them, with a note and low confidence."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import make_image_case, observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact, rgap
@@ -16,10 +16,8 @@ from attacker.attacks.closed_form.routing import EXACT_DISTANCE
 from attacker.attacks.optimisers.lbfgs import LBFGSStepper
 from fedsim import models
 from fedsim.models.building import _ADMITTED
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
-
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
 def thin(shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
@@ -53,16 +51,10 @@ def _networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def case_on(network: str) -> tuple[Case, Tensor]:
-    data, training = DataSpec(shape=(1, 16, 16), num_classes=4), Training(learning_rate=1.0, batch_size=1, steps=1)
-    spec = ModelSpec(name=f"open_networks:{network}")
+    data, spec = DataSpec(shape=(1, 16, 16), num_classes=4), ModelSpec(name=f"open_networks:{network}")
     grid = torch.linspace(0, 1, 16)
     x = (0.5 + 0.4 * torch.sin(3 * grid[:, None]) * torch.cos(2 * grid[None]))[None, None]
-    model = models.build(spec, data)
-    nn.functional.cross_entropy(model(x), torch.tensor([2])).backward()
-    update = {key: -p.grad for key, p in model.named_parameters() if p.grad is not None}
-    weights = {key: p.detach() for key, p in model.named_parameters()}
-    observation = make_observation(update, weights, model=spec, data=data, training=training)
-    return Case((observation,)), x
+    return Case((observe_steps((x, torch.tensor([2])), model=spec, data=data, learning_rate=1.0),)), x
 
 
 def mean_squared_error(found: Tensor, x: Tensor) -> float:
@@ -99,17 +91,15 @@ def test_determined_input_gets_high_confidence() -> None:
     assert float(answer.confidence[0]) > 0.9
 
 
-def test_confidence_does_not_depend_on_the_other_cases(image_case: Make) -> None:
-    cases = [image_case(i, seed=i)[0] for i in range(3)]
+def test_confidence_does_not_depend_on_the_other_cases() -> None:
+    cases = [make_image_case(i, seed=i)[0] for i in range(3)]
     for case, together in zip(cases, exact()(cases, rng=seeded()), strict=True):
         (alone,) = exact()([case], rng=seeded())
         assert torch.allclose(alone.confidence, together.confidence, rtol=0, atol=1e-9)
 
 
-def test_interrupted_search_marks_the_answer_although_the_closed_form_is_better(
-    image_case: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, _, _ = image_case()
+def test_interrupted_search_marks_the_answer_although_the_closed_form_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, _, _ = make_image_case()
     observation = case.observations[0]
     noise = seeded(7)
     update = {name: t + 0.003 * t.std() * torch.randn(t.shape, generator=noise) for name, t in observation.update.items()}
@@ -126,14 +116,12 @@ def test_interrupted_search_marks_the_answer_although_the_closed_form_is_better(
     assert not done.interrupted
 
 
-def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(
-    observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_case_does_not_discard_the_answers_of_an_interrupted_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network has no closed form, the second case has no answer, and the search for the first is interrupted."""
     attack = replace(exact(steps=1), routes=("linear", "layers", "peeled"))
     data, model = DataSpec(shape=(3, 8, 8), num_classes=4), ModelSpec(name="lenet_dlg", arguments={"pooling": "max"})
     x = torch.rand(1, *data.shape, generator=seeded(3))
-    first, second = (Case((observe((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
+    first, second = (Case((observe_steps((x, torch.tensor([1])), model=model, data=data, client=name),)) for name in "ab")
     monkeypatch.setattr(
         "attacker.attacks.closed_form.attack.find_unmet", lambda attack, case: ["it cannot"] if case is second else []
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from generators import draw_smooth_images, seeded
+from generators import draw_smooth_images, seed_default, seeded
+from observations import make_image_case, observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Attack, Case, cpl, exact, inverting_gradients
@@ -18,12 +19,10 @@ from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Observation
 from fedsim.recording.codec import encode
 
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
 
 @pytest.mark.parametrize("steps", [20, 60, 100])
-def test_unfinished_search_is_never_likely(image_case: Make, steps: int) -> None:
-    cases, xs, _ = zip(*(image_case(i) for i in range(4)), strict=True)
+def test_unfinished_search_is_never_likely(steps: int) -> None:
+    cases, xs, _ = zip(*(make_image_case(i) for i in range(4)), strict=True)
     for found, x in zip(inverting_gradients(steps=steps, give_up=0.0)(cases, rng=seeded()), xs, strict=True):
         wrong = float((found.x - x).square().mean()) > 0.009
         assert not (wrong and float(found.confidence[0]) >= 0.5)
@@ -31,7 +30,7 @@ def test_unfinished_search_is_never_likely(image_case: Make, steps: int) -> None
 
 @pytest.mark.parametrize(("steps", "restarts", "likely"), [(100, 1, False), (100, 2, False), (160, 1, True)])
 def test_likely_answers_of_short_starts_are_undecided(
-    image_case: Make, steps: int, restarts: int, likely: bool, monkeypatch: pytest.MonkeyPatch
+    steps: int, restarts: int, likely: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several short starts are no longer search. The curve is replaced by one that calls every answer likely."""
 
@@ -41,7 +40,7 @@ def test_likely_answers_of_short_starts_are_undecided(
     monkeypatch.setattr(estimates, "judge", call_likely)
     stop = Stop(patience=steps, decrease=0.0, stuck=0.0)
     attack = inverting_gradients(steps=steps, restarts=restarts, polish=0.0).copy_with(stop=stop)
-    (found,) = attack([image_case(0)[0]], rng=seeded())
+    (found,) = attack([make_image_case(0)[0]], rng=seeded())
     assert found.evaluations == steps * restarts
     assert (float(found.confidence[0]) >= 0.5) == likely
     assert any("evaluations of the gradient" in note for note in found.notes) != likely
@@ -57,12 +56,12 @@ def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tenso
 
 
 @pytest.mark.parametrize("sender", ["adam", "signsgd"])
-def test_answers_to_signs_are_undecided_although_they_explain_all(observe: Callable[..., Observation], sender: str) -> None:
+def test_answers_to_signs_are_undecided_although_they_explain_all(sender: str) -> None:
     """The signs of a gradient leave room for images that differ by more than counts as recovered."""
     x, y = draw_smooth_images(3)
     data, cases, wrong = DataSpec(shape=(3, 16, 16), num_classes=10), list[Case](), 0
     for i, (image, label) in enumerate(zip(x, y, strict=True)):
-        seen = observe((image[None], label[None]), model=ModelSpec(name="lenet_dlg"), data=data, client=f"c{i}")
+        seen = observe_steps((image[None], label[None]), model=ModelSpec(name="lenet_dlg"), data=data, client=f"c{i}")
         size = seen.training.learning_rate if sender == "adam" else 1.0
         signs = {name: size * g.sign() for name, g in seen.update.items()}
         if sender == "adam":
@@ -78,11 +77,11 @@ def test_answers_to_signs_are_undecided_although_they_explain_all(observe: Calla
     assert wrong
 
 
-def test_search_that_does_not_explain_the_gradient_is_never_likely(observe: Callable[..., object]) -> None:
+def test_search_that_does_not_explain_the_gradient_is_never_likely() -> None:
     """Clients minimise the binary cross-entropy of each label, and the recording states cross-entropy."""
     x, y = draw_smooth_images(2)
     model, target = ModelSpec(name="mlp", arguments={"hidden": (64,)}), nn.functional.one_hot(y, 10).float()
-    seen = observe((x, y), model=model, data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = observe_steps((x, y), model=model, data=DataSpec(shape=(3, 16, 16), num_classes=10))
     seen = train_otherwise(seen, x, lambda z: nn.functional.binary_cross_entropy_with_logits(z, target))
     (found,) = cpl(steps=60)([Case((seen,))], rng=seeded())
     assert float((found.x.clamp(0, 1)[:, None] - x[None]).square().flatten(2).mean(dim=2).min()) > 0.05
@@ -90,23 +89,23 @@ def test_search_that_does_not_explain_the_gradient_is_never_likely(observe: Call
     assert any("of the gradient unexplained beyond known noise" in note for note in found.notes)
 
 
-def test_search_for_a_row_behind_label_smoothing_is_never_likely(observe: Callable[..., object]) -> None:
+def test_search_for_a_row_behind_label_smoothing_is_never_likely() -> None:
     x, y = torch.rand(1, 20, generator=seeded(1)), torch.tensor([2])
     model = ModelSpec(name="mlp", arguments={"hidden": (32, 16)})
-    seen = observe((x, y), model=model, data=DataSpec(shape=(20,), num_classes=4))
+    seen = observe_steps((x, y), model=model, data=DataSpec(shape=(20,), num_classes=4))
     seen = train_otherwise(seen, x, lambda z: nn.functional.cross_entropy(z, y, label_smoothing=0.2))
     (found,) = cpl(steps=40)([Case((seen,))], rng=seeded())
     assert float((found.x - x).abs().max()) > 0.05
     assert isnan(float(found.confidence[0]))
 
 
-def test_search_for_a_standardised_row_is_likely_only_if_its_scale_is_stated(observe: Callable[..., object]) -> None:
+def test_search_for_a_standardised_row_is_likely_only_if_its_scale_is_stated() -> None:
     """The search's limits of 0 and 1 hold for values that clients do not have, unless the data state how columns are scaled."""
     x, y = torch.rand(1, 40, generator=seeded(1)), torch.tensor([1])
     x[0, 0] = 0.85
     mean, std = (0.5,) + (0.0,) * 39, (0.25,) + (1.0,) * 39
     stated = DataSpec(shape=(40,), num_classes=3, mean=mean, std=std)
-    seen = observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (48, 24)}), data=stated)
+    seen = observe_steps((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (48, 24)}), data=stated)
     attack = inverting_gradients(steps=200, tv=0.0)
     (found,) = attack([Case((seen,))], rng=seeded())
     assert float((found.x - x).abs().max()) < 0.05
@@ -128,10 +127,10 @@ class EveryOther(nn.Module):
         return self.layers(x[..., ::2])
 
 
-def test_search_for_pixels_that_the_network_does_not_read_is_never_likely(observe: Callable[..., object]) -> None:
+def test_search_for_pixels_that_the_network_does_not_read_is_never_likely() -> None:
     models.admit(f"{__name__}:EveryOther", "columns-for-confidence")
     x, y = draw_smooth_images(1)
-    seen = observe((x, y), model=ModelSpec(name="columns-for-confidence"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = observe_steps((x, y), model=ModelSpec(name="columns-for-confidence"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
     (found,) = cpl(steps=60)([Case((seen,))], rng=seeded())
     assert found.explained is not None
     assert float(found.explained[0]) > 0.99
@@ -142,21 +141,20 @@ def test_search_for_pixels_that_the_network_does_not_read_is_never_likely(observ
 
 def smooth() -> nn.Module:
     """Return a network of sigmoids, as PyTorch initialises it: its gradient shows little of an image but the mean colour."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with seed_default(0):
         convolutions = (nn.Conv2d(1, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 2, 2), nn.Conv2d(12, 12, 5, 1, 2))
         hidden = [layer for convolution in convolutions for layer in (convolution, nn.Sigmoid())]
         return nn.Sequential(*hidden, nn.Flatten(), nn.Linear(12 * 16, 4))
 
 
-def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely(observe: Callable[..., object]) -> None:
+def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely() -> None:
     models.admit(f"{__name__}:smooth", "smooth-for-confidence")
     ring, grey = torch.zeros(1, 1, 16, 16), torch.full((1, 1, 16, 16), 0.3)
     ring[..., 3:13, 3:13], ring[..., 4:12, 4:12] = 1.0, 0.0
     model, data = ModelSpec(name="smooth-for-confidence"), DataSpec(shape=(1, 16, 16), num_classes=4)
     weights = {name: p.detach() for name, p in smooth().named_parameters()}
     attack = inverting_gradients(steps=200, polish=0.0)
-    seen = observe((ring, torch.tensor([2])), model=model, data=data, weights=weights)
+    seen = observe_steps((ring, torch.tensor([2])), model=model, data=data, weights=weights)
     (found,) = attack([Case((seen,))], rng=seeded())
     assert found.explained is not None
     assert float(found.explained[0]) > 0.999
@@ -172,13 +170,13 @@ def flat() -> nn.Module:
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.Sigmoid())), nn.Flatten(), nn.Linear(768, 10))
 
 
-def test_a_search_that_converged_early_is_not_likely_if_the_gradient_leaves_much_open(observe: Callable[..., object]) -> None:
+def test_a_search_that_converged_early_is_not_likely_if_the_gradient_leaves_much_open() -> None:
     """Its answers explain all but 1e-8 of the gradient after 40 evaluations, and are wrong by twice what counts as recovered."""
     models.admit(f"{__name__}:flat", "flat-for-confidence")
     x, y = draw_smooth_images(4, 32)
     model, data = ModelSpec(name="flat-for-confidence"), DataSpec(shape=(3, 32, 32), num_classes=10)
     weights = {name: p.detach() for name, p in models.build(model, data, seed=1).named_parameters()}
-    cases = [Case((observe((x[i : i + 1], y[i : i + 1]), model=model, data=data, weights=weights),)) for i in range(4)]
+    cases = [Case((observe_steps((x[i : i + 1], y[i : i + 1]), model=model, data=data, weights=weights),)) for i in range(4)]
     for i, found in enumerate(cpl(steps=100, restarts=1)(cases, rng=seeded())):
         assert float((found.x.clamp(0, 1) - x[i]).square().mean()) > 0.009
         assert not float(found.confidence[0]) >= 0.5
@@ -186,15 +184,13 @@ def test_a_search_that_converged_early_is_not_likely_if_the_gradient_leaves_much
 
 @pytest.mark.parametrize("attack", [exact(fallback="none"), inverting_gradients(steps=400)])
 @pytest.mark.parametrize(("shift", "standardised"), [(0.0, True), (0.05, False)])
-def test_images_that_are_standardised_by_their_own_mean_are_undecided(
-    image_case: Make, observe: Callable[..., object], attack: Attack, shift: float, standardised: bool
-) -> None:
+def test_images_that_are_standardised_by_their_own_mean_are_undecided(attack: Attack, shift: float, standardised: bool) -> None:
     """The client's mean is the image's own, and the stated one is not: the answer has another brightness than the image."""
     data = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.25,))
-    _, x, y = image_case(1)
+    _, x, y = make_image_case(1)
     seen = data.denormalise((x - x.mean()) / x.std(correction=0)) + shift
     assert 0 <= float(seen.min()) <= float(seen.max()) <= 1, "else the answer is undecided for its range"
-    case = Case((observe((seen, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    case = Case((observe_steps((seen, y), model=ModelSpec(name="lenet_dlg"), data=data),))
     (found,) = attack([case], rng=seeded())
     assert float((found.x - seen).square().mean()) < 1e-4
     assert isnan(float(found.confidence[0])) == standardised
@@ -202,10 +198,10 @@ def test_images_that_are_standardised_by_their_own_mean_are_undecided(
     assert any("standardised each image by its own mean" in note for note in found.notes) == standardised
 
 
-def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: Callable[..., object]) -> None:
+def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely() -> None:
     """A client that leaves out its last, smaller batch reports more examples than it trains on."""
     x, y = draw_smooth_images(3)
-    seen = observe((x, y), model=ModelSpec(name="mlp"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = observe_steps((x, y), model=ModelSpec(name="mlp"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
     (found,) = inverting_gradients(steps=400, give_up=0.0)([Case((replace(seen, num_examples=4),))], rng=seeded())
     wrong = (found.x.clamp(0, 1)[:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=1) > 0.1
     assert int(wrong.sum()) == 1
@@ -214,12 +210,10 @@ def test_an_image_of_one_colour_that_fills_up_a_batch_is_never_likely(observe: C
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.0, 600), (0.5, 600), (1.3, 600), (0.5, 12)])
-def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(
-    observe: Callable[..., Observation], factor: float, steps: int
-) -> None:
+def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(factor: float, steps: int) -> None:
     """Clients whose learning rate is not the stated one. A search that failed remains unlikely."""
     x, y = draw_smooth_images(1)
-    seen = observe((x, y), model=ModelSpec(name="lenet_dlg"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    seen = observe_steps((x, y), model=ModelSpec(name="lenet_dlg"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
     seen = replace(seen, payload=encode({name: factor * u for name, u in seen.update.items()}))
     (found,) = inverting_gradients(steps=steps, polish=0.0, give_up=0.0)([Case((seen,))], rng=seeded())
     recovered = float((found.x.clamp(0, 1) - x).square().mean()) <= 0.009

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Case, cpl
@@ -170,14 +171,14 @@ def explicit_evaluations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ids=["one example", "weighed layers", "a defense and soft labels", "a robust loss of two steps"],
 )
 def test_compiled_search_agrees_with_the_plain_one(
-    settings: dict[str, Any], defense: str, steps: int, observe: Any, explicit_evaluations: list[int]
+    settings: dict[str, Any], defense: str, steps: int, explicit_evaluations: list[int]
 ) -> None:
     data, model = DataSpec(shape=(1, 8, 8), num_classes=3), ModelSpec(name="lenet_dlg")
     rng = torch.Generator().manual_seed(0)
     cases = []
     for i in range(2):
         batches = [(torch.rand(2, 1, 8, 8, generator=rng), torch.tensor([i, 2])) for _ in range(steps)]
-        cases.append(Case((observe(*batches, model=model, data=data, defense=defense, client=f"c{i}"),)))
+        cases.append(Case((observe_steps(*batches, model=model, data=data, defense=defense, client=f"c{i}"),)))
     attack = attack_of(**settings)
     found = attack(cases, rng=torch.Generator().manual_seed(1))
     assert not explicit_evaluations

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Tensor
 from torch._inductor import config as inductor
 
@@ -55,11 +56,11 @@ def test_failed_compilation_warns_once_and_falls_back(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="PyTorch compiles with g++, and there is none")
-def test_compiled_search_agrees_with_the_plain_one(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_search_agrees_with_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inductor, "compile_threads", 1)  # each process of a pool would import PyTorch first
     model, data = ModelSpec(name="mlp", arguments={"hidden": [4]}), DataSpec(shape=(6,), num_classes=3)
     batches = [(torch.rand(1, 6, generator=rng().manual_seed(i)), torch.tensor([i])) for i in range(2)]
-    cases = [Case((observe(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]
+    cases = [Case((observe_steps(batch, model=model, data=data, client=f"c{i}"),)) for i, batch in enumerate(batches)]
     attack = cpl(init="uniform").copy_with(optimiser=Adam(learning_rate=0.02), steps=10)
     for one, other in zip(attack(cases, rng=rng()), attack.copy_with(compiled=True)(cases, rng=rng()), strict=True):
         torch.testing.assert_close(one.x, other.x, rtol=1e-3, atol=1e-3)

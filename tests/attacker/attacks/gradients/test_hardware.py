@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from observations import observe_steps
 
 from attacker.attacks.cases import Case
 from attacker.attacks.gradients import hardware as kept_memory
@@ -48,10 +49,10 @@ def test_gradients_in_bfloat16_are_near_those_in_float32_and_not_the_same() -> N
     assert 1e-4 < float((flat - near).norm() / flat.norm()) < 0.1
 
 
-def test_only_the_first_share_of_the_steps_is_in_bfloat16(observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_share_of_the_steps_is_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(case_batch, "get_fast_dtype", lambda device: torch.bfloat16)
     batches = [(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(i)), torch.tensor([i])) for i in range(2)]
-    cases = [Case((observe(batch, model=LENET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
+    cases = [Case((observe_steps(batch, model=LENET, data=DATA, client=f"c{i}"),)) for i, batch in enumerate(batches)]
     attack = agic_of_one_round(steps=4).copy_with(coarse=0.5)
     seen: list[torch.dtype | None] = []
     evaluate = case_batch.ViewEvaluation.__call__

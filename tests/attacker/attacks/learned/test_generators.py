@@ -1,13 +1,13 @@
 """Tests of generators and denoisers in attacks: decoders, phases of a search, priors, and the search for the nearest image."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from generators import seeded
+from generators import seed_default, seeded
+from observations import observe_steps
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -25,7 +25,7 @@ from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.optimisers.phases import PhasedOptimiser
 from attacker.reconstruction import Reconstruction
 from defenses.registry import references
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
@@ -35,8 +35,7 @@ LABELS = torch.tensor([1, 3])
 def write(path: Path, kind: PriorKind, **settings: int) -> Path:
     """Write an untrained prior, whose weights are large enough for images that differ."""
     facts = PriorFacts(kind=kind, size=16, settings={"width": 4, **settings}, data="nothing")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seed_default(1):
         network = build_network(facts)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.2)
@@ -51,9 +50,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def case(observe: Callable[..., Observation]) -> Case:
+def case() -> Case:
     batch = torch.rand(2, *DATA.shape, generator=seeded()), LABELS
-    return Case((observe(batch, model=ModelSpec(name="lenet_rog"), data=DATA),))
+    return Case((observe_steps(batch, model=ModelSpec(name="lenet_rog"), data=DATA),))
 
 
 def attack(case: Case, *, name: str = "rog", null: bool = False, **arguments: object) -> Reconstruction:
@@ -175,11 +174,9 @@ def test_null_does_not_depend_on_the_update(
     assert found[0].confidence.isnan().all()
 
 
-def test_displaced_features_and_weights_explain_more_of_an_update_than_latents(
-    path: Path, observe: Callable[..., Observation]
-) -> None:
+def test_displaced_features_and_weights_explain_more_of_an_update_than_latents(path: Path) -> None:
     batch = torch.rand(2, *DATA.shape, generator=seeded()), LABELS
-    smooth = Case((observe(batch, model=ModelSpec(name="lenet_dlg"), data=DATA),))
+    smooth = Case((observe_steps(batch, model=ModelSpec(name="lenet_dlg"), data=DATA),))
     losses = {
         word: float(attack(smooth, decoder=f"{path}@{word}", steps=steps, tv=0.0).loss[-1])
         for word, steps in (("latents", 20), ("features", 60), ("weights", 40))

@@ -1,11 +1,11 @@
 """Tests of learned priors in attacks: an enhancer network applied after a search, and autoencoders as decoders."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from generators import seeded
+from generators import seed_default, seeded
+from observations import observe_steps
 from torch import Tensor
 from torch.func import vmap
 
@@ -18,7 +18,7 @@ from attacker.attacks.learned.prior_file import PriorFacts, build_network, read_
 from attacker.attacks.matching.names import get_decoder
 from attacker.reconstruction import Reconstruction
 from defenses.registry import references
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=4)
 MAX_READY_BYTES = 3_000_000
@@ -32,9 +32,9 @@ def smaller():
 
 
 @pytest.fixture
-def case(observe: Callable[..., Observation]) -> Case:
+def case() -> Case:
     batch = torch.rand(2, *DATA.shape, generator=seeded()), torch.tensor([1, 3])
-    return Case((observe(batch, model=ModelSpec(name="lenet_rog"), data=DATA),))
+    return Case((observe_steps(batch, model=ModelSpec(name="lenet_rog"), data=DATA),))
 
 
 @pytest.fixture
@@ -119,8 +119,7 @@ def test_jobs_of_the_service_may_not_name_files() -> None:
 @pytest.fixture
 def autoencoder(tmp_path: Path) -> Path:
     facts = PriorFacts(kind="autoencoder", size=16, settings={"width": 4, "factor": 4}, data="nothing")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seed_default(0):
         network = build_network(facts)
     write_prior(tmp_path / "own.safetensors", network, facts)
     return tmp_path / "own.safetensors"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Tensor
 
 from attacker.attacks import Case, cpl, dlg, inverting_gradients, presets, rog
@@ -19,9 +20,8 @@ from attacker.attacks.optimisers.first_order import Adam
 from attacker.attacks.papers.agic import agic
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 
-Observe = Callable[..., Observation]
 LENET = ModelSpec(name="lenet_dlg")
 
 
@@ -89,12 +89,10 @@ def test_contradictory_simulation_settings_are_refused() -> None:
 @pytest.mark.parametrize(
     ("epochs", "defense", "used"), [(1, "", False), (2, "", True), (2, "sign()", False), (2, "top_k(0.1)", True)]
 )
-def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(
-    observe: Observe, epochs: int, defense: str, used: bool
-) -> None:
+def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(epochs: int, defense: str, used: bool) -> None:
     data = DataSpec(shape=(3, 16, 16), num_classes=4)
     x, y = torch.rand(1, *data.shape), torch.tensor([1])
-    seen = observe(*[(x, y)] * epochs, model=LENET, data=data, defense=defense)
+    seen = observe_steps(*[(x, y)] * epochs, model=LENET, data=data, defense=defense)
     seen = replace(seen, training=replace(seen.training, steps=None, epochs=epochs))
     assert Simulation(surrogate=True).adapt_to((seen,), build_network(seen)) == Simulation(surrogate=used)
     batch = CaseBatch(rog(steps=2), [Case((seen,), known_labels=y)])
@@ -118,13 +116,13 @@ def test_surrogate_weights_are_for_several_steps_whose_sizes_are_sent(
     ],
 )
 def test_auto_simulates_local_steps_whose_examples_are_known(
-    observe: Observe, epochs: tuple[int, ...], batch_size: int, settings: dict[str, Any], steps: int
+    epochs: tuple[int, ...], batch_size: int, settings: dict[str, Any], steps: int
 ) -> None:
     """They are known if each step is on all examples of the client, and if nothing else is random."""
     model = ModelSpec(name=LENET.name, network=settings.pop("network", ""))
     data, defense = DataSpec(shape=(3, 16, 16), num_classes=4), settings.pop("defense", "")
     batch = torch.rand(2, *data.shape), torch.tensor([1, 2])
-    seen = [observe(*[batch] * count, model=model, data=data, defense=defense) for count in epochs]
+    seen = [observe_steps(*[batch] * count, model=model, data=data, defense=defense) for count in epochs]
     seen = [
         replace(one, num_examples=2, training=replace(one.training, steps=None, epochs=count, batch_size=batch_size))
         for one, count in zip(seen, epochs, strict=True)
@@ -149,20 +147,20 @@ def test_dlg_searches_for_labels_and_cpl_infers_them() -> None:
     assert cpl().labels.rule is not None
 
 
-def test_custom_belief_is_added_unscaled(observe: Observe) -> None:
+def test_custom_belief_is_added_unscaled() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
-    case = Case((observe((x, y), model=LENET, data=data),))
+    case = Case((observe_steps((x, y), model=LENET, data=data),))
     plain, other = (loss_at(attack, case, x, y) for attack in (cpl(), cpl().copy_with(belief=lambda x: 3 * x.sum())))
     assert float(other - plain) == pytest.approx(3 * float(x.sum()), rel=1e-4)
 
 
 @pytest.mark.parametrize("term", ["belief", "agreement"])
-def test_a_term_keeps_its_weight_if_clipping_shortens_the_gradient(term: str, observe: Observe) -> None:
+def test_a_term_keeps_its_weight_if_clipping_shortens_the_gradient(term: str) -> None:
     """The loss is divided by the factor of the clipping; the terms must be too, as a MAP estimate needs their ratio."""
     data, weight = DataSpec(shape=(1, 8, 8), num_classes=4), 1e-4
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
-    case = Case((observe((x, y), model=LENET, data=data, defense="clip(0.01)"),))
+    case = Case((observe_steps((x, y), model=LENET, data=data, defense="clip(0.01)"),))
     if term == "belief":
         attack, value = cpl(denoised=False).copy_with(belief=lambda x: weight * x.sum()), x.sum()
     else:
@@ -184,12 +182,10 @@ def loss_at(attack: MatchingSettings, case: Case, x: Tensor, y: Tensor) -> Tenso
 @pytest.mark.parametrize(
     ("steps", "local_steps", "is_free"), [(1, "one_batch", False), (2, "one_batch", True), (2, "simulated", False)]
 )
-def test_only_steps_treated_as_one_leave_the_size_of_quantised_tensors_free(
-    steps: int, local_steps: Any, is_free: bool, observe: Observe
-) -> None:
+def test_only_steps_treated_as_one_leave_the_size_of_quantised_tensors_free(steps: int, local_steps: Any, is_free: bool) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x, y = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
-    seen = observe(*[(x, y)] * steps, model=LENET, data=data, defense="uniform(3)")
+    seen = observe_steps(*[(x, y)] * steps, model=LENET, data=data, defense="uniform(3)")
     seen = replace(seen, num_examples=1, training=replace(seen.training, steps=None, epochs=steps))
     twice = replace(seen, training=replace(seen.training, learning_rate=2 * seen.training.learning_rate))
     attack = cpl(distance="cosine", tv=0.0, local_steps=local_steps)
@@ -210,11 +206,11 @@ def test_only_steps_treated_as_one_leave_the_size_of_quantised_tensors_free(
     ids=["cpl by cosine", "cpl", "inverting_gradients", "agic", "agic by squares"],
 )
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingSettings], rounds: int, observe: Observe) -> None:
+def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingSettings], rounds: int) -> None:
     """`tv` is relative to the loss of a zero gradient, per unit of total variation of pixels, for any normalisation."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.5))
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
-    seen = tuple(observe((x, y), model=LENET, data=data, seed=seed) for seed in range(rounds))
+    seen = tuple(observe_steps((x, y), model=LENET, data=data, seed=seed) for seed in range(rounds))
     case = Case(seen, links=Links((torch.tensor([0]),) * rounds, torch.ones(1), y, tuple(range(1, rounds + 1))))
     guess = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     with_tv, without = (loss_at(make(tv), case, guess, y) for tv in (0.5, 0.0))
@@ -226,11 +222,11 @@ def test_tv_means_the_same_in_every_attack(make: Callable[[float], MatchingSetti
 
 @pytest.mark.parametrize("attack", ["inverting_gradients", "agic"])
 @pytest.mark.parametrize("std", [(1.0,), (0.3081,), (0.25, 0.25, 0.25)])
-def test_presets_for_normalised_inputs_keep_their_loss(attack: str, std: tuple[float, ...], observe: Observe) -> None:
+def test_presets_for_normalised_inputs_keep_their_loss(attack: str, std: tuple[float, ...]) -> None:
     """Weights in presets for normalised inputs are converted to pixels, so that the loss stays the same."""
     data = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5,) * len(std), std=std)
     x, y = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1])
-    case = Case((observe((x, y), model=LENET, data=data),))
+    case = Case((observe_steps((x, y), model=LENET, data=data),))
     guess = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     settings, large = presets.get_settings(attack), replace(data, shape=(3, 32, 32))
     for preset, model in (("published", LENET), ("tuned", ModelSpec(name="cnn6"))):
@@ -246,7 +242,7 @@ def test_presets_for_normalised_inputs_keep_their_loss(attack: str, std: tuple[f
         assert float(added) == pytest.approx(before, rel=1e-3, abs=2e-7)
 
 
-def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
+def test_presets_and_defaults_of_tv_for_pixels() -> None:
     assert (inverting_gradients().prior.tv, agic().matching.prior.tv, cpl().prior.tv) == (1e-3, 1e-3, 0.0)
     images = DataSpec(shape=(3, 32, 32), num_classes=10)
     for attack in ("cpl", "inverting_gradients", "agic"):
@@ -256,9 +252,9 @@ def test_presets_and_defaults_of_tv_for_pixels(observe: Observe) -> None:
     assert presets.get_arguments("inverting_gradients", "tuned", ModelSpec(name="cnn6"), halved)["tv"] == 0.006
 
 
-def test_prior_weight_of_nulls(observe: Observe) -> None:
+def test_prior_weight_of_nulls() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
-    case = Case((observe((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=LENET, data=data),))
+    case = Case((observe_steps((torch.rand(1, 1, 8, 8), torch.tensor([1])), model=LENET, data=data),))
     weights = [
         CaseBatch(attack.null(), [case]).scales.smoothing.item()
         for attack in (inverting_gradients(tv=0.25), cpl(tv=0.25, distance="cosine"), cpl(tv=0.25), cpl())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from generators import seeded
+from observations import make_image_case
 from torch import Tensor
 
 from attacker.attacks import Case, Stop, cpl, inverting_gradients
@@ -16,7 +17,6 @@ from attacker.attacks.matching.matching_run import MatchingRun
 from attacker.attacks.matching.priors import Consistency, compute_consensus, shift_onto
 from attacker.attacks.optimisers.first_order import SGD, Adam
 
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 STARTS = 3
 
 
@@ -24,8 +24,8 @@ def grouped(weight: float, steps: int = 12, **arguments: Any) -> GradientMatchin
     return inverting_gradients(steps=steps, restarts=STARTS, consistency=weight, give_up=0.0, **arguments)
 
 
-def test_without_a_weight_starts_are_searched_as_before(image_case: Make) -> None:
-    cases = [image_case(i)[0] for i in range(2)]
+def test_without_a_weight_starts_are_searched_as_before() -> None:
+    cases = [make_image_case(i)[0] for i in range(2)]
     plain, off = inverting_gradients(steps=8, restarts=STARTS), inverting_gradients(steps=8, restarts=STARTS, consistency=0.0)
     assert off.search == plain.search
     assert off.search.at_once == 1
@@ -34,9 +34,9 @@ def test_without_a_weight_starts_are_searched_as_before(image_case: Make) -> Non
         assert torch.equal(one.loss, other.loss)
 
 
-def test_with_a_negligible_weight_the_best_of_the_separate_starts_is_found(image_case: Make) -> None:
+def test_with_a_negligible_weight_the_best_of_the_separate_starts_is_found() -> None:
     """The separate starts are an oracle: what is returned is the start with the lowest loss, of the same starts."""
-    cases = [image_case(i)[0] for i in range(2)]
+    cases = [make_image_case(i)[0] for i in range(2)]
     separate = inverting_gradients(steps=12, restarts=STARTS, give_up=0.0).copy_with(stop=Stop(stuck=0.0, patience=12))
     expected = separate(cases, rng=seeded())
     for one, other in zip(expected, grouped(1e-20)(cases, rng=seeded()), strict=True):
@@ -61,9 +61,9 @@ def measure_spread(attack: GradientMatching, cases: list[Case], monkeypatch: pyt
     return evaluated[-1].view(len(cases), STARTS, -1).std(dim=1).mean(dim=1)
 
 
-def test_a_large_weight_makes_the_starts_of_a_case_agree(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_weight_makes_the_starts_of_a_case_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of gradient descent halves the differences at this weight, whose candidates have 64 values."""
-    cases = [image_case(i)[0] for i in range(2)]
+    cases = [make_image_case(i)[0] for i in range(2)]
     descent = SGD(learning_rate=0.016, momentum=0.0)
     free, bound = (grouped(weight, 20).copy_with(optimiser=descent) for weight in (1e-20, 1e3))
     for one, other in ((free, bound), (free.null(), bound.null())):
@@ -72,17 +72,17 @@ def test_a_large_weight_makes_the_starts_of_a_case_agree(image_case: Make, monke
         assert (measure_spread(other, cases, monkeypatch) < 1e-3 * apart).all()
 
 
-def test_cases_are_not_attracted_by_each_other(image_case: Make) -> None:
-    cases = [image_case(i)[0] for i in range(3)]
+def test_cases_are_not_attracted_by_each_other() -> None:
+    cases = [make_image_case(i)[0] for i in range(3)]
     together = grouped(10.0)(cases, rng=seeded(3))
     (alone,) = grouped(10.0)([cases[1]], rng=seeded(3))
     torch.testing.assert_close(together[1].x, alone.x, rtol=1e-3, atol=1e-3)
 
 
-def test_the_term_changes_the_gradient_by_its_derivative_and_leaves_the_loss(image_case: Make) -> None:
+def test_the_term_changes_the_gradient_by_its_derivative_and_leaves_the_loss() -> None:
     """The consensus is a mean, so that the gradient is the same whether or not it counts as constant."""
     attack = grouped(0.7)
-    batch, pending = CaseBatch(attack, [image_case(i)[0] for i in range(2)]), [0, 0, 0, 1, 1, 1]
+    batch, pending = CaseBatch(attack, [make_image_case(i)[0] for i in range(2)]), [0, 0, 0, 1, 1, 1]
     z = torch.rand(6, 64, generator=seeded(1))
     problem = batch.build_problem(pending, z, torch.tensor([[0]] * 3 + [[1]] * 3))
     slope, loss = batch.evaluate(z, problem)
@@ -121,8 +121,8 @@ def test_all_starts_at_once_are_counted_as_effort() -> None:
     assert (group.evaluations, group.searches, group.starts) == (7 * STARTS, STARTS, 1)
 
 
-def test_the_live_display_shows_the_best_start_of_each_case(image_case: Make) -> None:
-    run = MatchingRun(grouped(0.1), [image_case(i)[0] for i in range(2)], seeded(), None)
+def test_the_live_display_shows_the_best_start_of_each_case() -> None:
+    run = MatchingRun(grouped(0.1), [make_image_case(i)[0] for i in range(2)], seeded(), None)
     z, loss = torch.rand(6, 64, generator=seeded(6)), torch.tensor([3.0, 1.0, 2.0, 5.0, 6.0, 4.0])
     state = {"found.z": z, "found.loss": loss, "active.ids": torch.arange(6), "active.best_z": z, "active.best": loss}
     shown: list[IntermediateResult] = []
@@ -153,8 +153,8 @@ class Kept:
         self.states.append((key, {name: t.clone() for name, t in state.items()}))
 
 
-def test_a_search_of_all_starts_resumes_from_its_checkpoint(image_case: Make) -> None:
-    cases, attack = [image_case(i)[0] for i in range(2)], grouped(0.1, steps=8)
+def test_a_search_of_all_starts_resumes_from_its_checkpoint() -> None:
+    cases, attack = [make_image_case(i)[0] for i in range(2)], grouped(0.1, steps=8)
     first = Kept({})
     whole = attack(cases, rng=seeded(), memory=first)
     key, state = first.states[3]

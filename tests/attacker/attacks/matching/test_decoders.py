@@ -1,12 +1,12 @@
 """Tests of decoders: shapes, ranges, gradients, and searches with them."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor
 from torch.func import vmap
 from torch.nn.functional import interpolate
@@ -18,7 +18,7 @@ from attacker.attacks.matching.names import DECODERS, get_decoder
 from attacker.attacks.matching.parametrisation import LatentSpace, Parametrisation
 from attacker.reconstruction import MAX_RECOVERED_MSE
 from defenses.registry import references
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 IMAGES = DataSpec(shape=(3, 10, 13), num_classes=4)
 ROWS = DataSpec(shape=(9,), num_classes=2)
@@ -129,12 +129,12 @@ def test_latent_holds_examples_then_soft_labels_then_surrogate_weight() -> None:
 
 
 @pytest.fixture
-def smooth_case(observe: Callable[..., Observation]) -> tuple[Case, Tensor]:
+def smooth_case() -> tuple[Case, Tensor]:
     """The attack's input (case), and its image: smooth, so that a quarter of the resolution represents it."""
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     small = torch.tensor([[0.3, 0.4, 0.5, 0.6], [0.3, 0.5, 0.7, 0.6], [0.4, 0.6, 0.7, 0.5], [0.4, 0.5, 0.5, 0.4]])
     x = get_decoder("bicubic4")(data).decode(small[None, None])
-    return Case((observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data),)), x
+    return Case((observe_steps((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data),)), x
 
 
 @pytest.mark.parametrize(("name", "decoded_by"), [("cpl", "bicubic4"), ("cpl", "tanh_box"), ("inverting_gradients", "bicubic4")])
@@ -149,14 +149,12 @@ def test_smooth_image_is_recovered_with_named_decoders(smooth_case: tuple[Case, 
 
 
 @pytest.mark.parametrize("is_easy", [True, False])
-def test_answers_of_the_smooth_decoder_are_likely_if_they_are_right(
-    smooth_case: tuple[Case, Tensor], observe: Callable[..., Observation], is_easy: bool
-) -> None:
+def test_answers_of_the_smooth_decoder_are_likely_if_they_are_right(smooth_case: tuple[Case, Tensor], is_easy: bool) -> None:
     """The decoder is an invertible change of variables, so that the evidence on its answers is that on answers in pixels."""
     case, x = smooth_case
     if not is_easy:  # a rough image, and a search that ends far from it
         x = torch.rand(x.shape, generator=seeded()).round()
-        case = Case((observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=case.observations[0].data),))
+        case = Case((observe_steps((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=case.observations[0].data),))
     attack = cpl(decoder="smooth", init="smooth", optimiser="wolfe", relative=True, steps=50 if is_easy else 2)
     (found,) = attack([case], rng=seeded())
     right = float((found.x.clamp(0, 1) - x).square().mean()) <= MAX_RECOVERED_MSE
@@ -165,10 +163,10 @@ def test_answers_of_the_smooth_decoder_are_likely_if_they_are_right(
     assert float(found.confidence[0]) > 0.9 if right else float(found.confidence[0]) < 0.5
 
 
-def test_small_latent_lowers_the_error_with_noise(observe: Callable[..., Observation]) -> None:
+def test_small_latent_lowers_the_error_with_noise() -> None:
     data = DataSpec(shape=(1, 16, 16), num_classes=4)
     x = get_decoder("bicubic4")(data).decode(torch.rand(1, 1, 4, 4, generator=seeded(2)))
-    noisy = observe((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data, defense="gaussian(0.005)")
+    noisy = observe_steps((x, torch.tensor([1])), model=ModelSpec(name="lenet_dlg"), data=data, defense="gaussian(0.005)")
     errors = {}
     for name in ("pixels", "bicubic4"):
         (found,) = cpl(optimiser="wolfe", steps=20, decoder=name, denoised=False)([Case((noisy,))], rng=seeded())

@@ -1,10 +1,10 @@
 """Tests of the term that compares the features of a search's examples with those that the last layer's gradient determines."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -18,17 +18,17 @@ from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.papers.matching import inverting_gradients
 from attacker.attacks.simulation.client import build_network
 from defenses import DefenseSpec
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.codec import encode
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6, mean=(0.5,), std=(0.5,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [48]})
 
 
-def make_case(observe: Callable[..., Observation], labels: list[int], seed: int = 0) -> tuple[Case, Tensor, Tensor]:
+def make_case(labels: list[int], seed: int = 0) -> tuple[Case, Tensor, Tensor]:
     x = torch.rand(len(labels), 1, 8, 8, generator=Generator().manual_seed(seed))
     y = torch.tensor(labels)
-    return Case((observe((x, y), model=MODEL, data=DATA, client=f"c{seed}"),)), x, y
+    return Case((observe_steps((x, y), model=MODEL, data=DATA, client=f"c{seed}"),)), x, y
 
 
 def solve(cases: list[Case], labels: Tensor) -> tuple[ObservedGradients, dict[str, Tensor]]:
@@ -38,8 +38,8 @@ def solve(cases: list[Case], labels: Tensor) -> tuple[ObservedGradients, dict[st
     return seen, solve_targets(seen, range(len(cases)), labels, rngs)
 
 
-def test_targets_are_the_features_of_the_true_examples(observe: Callable[..., Observation]) -> None:
-    made = [make_case(observe, [4, 0, 2], seed) for seed in (0, 1)]
+def test_targets_are_the_features_of_the_true_examples() -> None:
+    made = [make_case([4, 0, 2], seed) for seed in (0, 1)]
     seen, found = solve([case for case, _, _ in made], torch.stack([y for _, _, y in made]))
     assert found["trust"].tolist() == [1.0, 1.0]
     for i, (_, x, _) in enumerate(made):
@@ -54,10 +54,8 @@ def test_targets_are_the_features_of_the_true_examples(observe: Callable[..., Ob
         assert min(mismatch[1:]) > 0.01
 
 
-def test_examples_of_one_label_are_compared_by_their_mean_if_only_that_is_known(
-    observe: Callable[..., Observation], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, x, y = make_case(observe, [1, 1, 3])
+def test_examples_of_one_label_are_compared_by_their_mean_if_only_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, x, y = make_case([1, 1, 3])
     seen, _ = solve([case], y[None])
     weights = seen.get_state(0)["weights"]
     features, _ = compute_head_inputs(seen.model, seen.data, weights, DATA.normalise(x))
@@ -70,16 +68,16 @@ def test_examples_of_one_label_are_compared_by_their_mean_if_only_that_is_known(
         assert float(measure_feature_mismatch(seen, weights, order, found["targets"][0], found["averages"][0])) < 1e-6
 
 
-def test_features_that_do_not_explain_the_gradient_are_not_trusted(observe: Callable[..., Observation]) -> None:
-    case, _, y = make_case(observe, [4, 0, 2])
+def test_features_that_do_not_explain_the_gradient_are_not_trusted() -> None:
+    case, _, y = make_case([4, 0, 2])
     (seen,) = case.observations
     noise = {name: torch.randn(u.shape, generator=Generator().manual_seed(3)) for name, u in seen.update.items()}
     _, found = solve([Case((replace(seen, payload=encode(noise)),))], y[None])
     assert found["trust"].tolist() == [0.0]
 
 
-def test_loss_is_raised_by_the_weighted_mismatch_and_the_null_is_not(observe: Callable[..., Observation]) -> None:
-    case, x, y = make_case(observe, [4, 0, 2])
+def test_loss_is_raised_by_the_weighted_mismatch_and_the_null_is_not() -> None:
+    case, x, y = make_case([4, 0, 2])
     seen, goal = solve([case], y[None])
     guess = torch.rand(x.shape, generator=Generator().manual_seed(9))
     mismatch = float(measure_feature_mismatch(seen, seen.get_state(0)["weights"], guess, goal["targets"][0], goal["averages"][0]))
@@ -97,8 +95,8 @@ def measure_loss(attack: GradientMatching, case: Case, x: Tensor, y: Tensor) -> 
     return float(batch.evaluate(z, batch.build_problem([0], z, y[None], features=features))[1][0])
 
 
-def test_hidden_last_layer_has_no_features(observe: Callable[..., Observation]) -> None:
-    case, _, _ = make_case(observe, [4, 0, 2])
+def test_hidden_last_layer_has_no_features() -> None:
+    case, _, _ = make_case([4, 0, 2])
     first = case.observations[0]
     assert can_match_features(ObservedGradients([first], model=build_network(first), device="cpu"))
     hidden = replace(first, defenses=DefenseSpec())

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from observations import observe_steps
 from torch import Generator, Tensor, nn
 
 from attacker.attacks import AttackSpec, Case, feature_reconstruction, find_unmet, inverting_gradients
@@ -25,16 +26,16 @@ from attacker.attacks.networks.gaussian_layer import find_gaussian_layer, find_w
 from attacker.attacks.simulation.client import build_network
 from fedsim import models
 from fedsim.models.network_warnings import WIDE_HEAD_WARNING
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=6)
 WIDE = ModelSpec(name="wide_head", arguments={"base": "mlp", "features": 16, "neurons": 4096})
 
 
-def make_case(observe: Callable[..., Observation], labels: list[int], model: ModelSpec = WIDE) -> tuple[Case, Tensor, Tensor]:
+def make_case(labels: list[int], model: ModelSpec = WIDE) -> tuple[Case, Tensor, Tensor]:
     x = torch.rand(len(labels), *DATA.shape, generator=Generator().manual_seed(0))
     y = torch.tensor(labels)
-    return Case((observe((x, y), model=model, data=DATA, client="c0"),)), x, y
+    return Case((observe_steps((x, y), model=model, data=DATA, client="c0"),)), x, y
 
 
 def gather(case: Case) -> ObservedGradients:
@@ -79,10 +80,10 @@ def test_wrong_arguments_of_the_model_are_refused(wrong: dict[str, object], mess
         models.build(ModelSpec(name="wide_head", arguments=wrong), DATA)
 
 
-def test_features_are_recovered_from_an_update_with_an_error_flat_in_the_batch_size(observe: Callable[..., Observation]) -> None:
+def test_features_are_recovered_from_an_update_with_an_error_flat_in_the_batch_size() -> None:
     errors = []
     for labels in ([4], [4, 0], [4, 0, 2, 5]):
-        case, x, y = make_case(observe, labels)
+        case, x, y = make_case(labels)
         seen = gather(case)
         found = recover_case_features(seen, y, Generator().manual_seed(0))
         features, _ = compute_head_inputs(seen.model, seen.data, seen.get_state(0)["weights"], x, layer="1.widen")
@@ -95,8 +96,8 @@ def test_features_are_recovered_from_an_update_with_an_error_flat_in_the_batch_s
     assert max(errors) < 2 * min(errors)
 
 
-def test_mismatch_is_least_for_the_true_examples_in_their_order(observe: Callable[..., Observation]) -> None:
-    case, x, y = make_case(observe, [4, 0, 2])
+def test_mismatch_is_least_for_the_true_examples_in_their_order() -> None:
+    case, x, y = make_case([4, 0, 2])
     seen = gather(case)
     found = recover_spans(seen, [0], y[None], [Generator().manual_seed(0)])
     assert 0.9 < float(found["trust"]) <= 1
@@ -114,8 +115,8 @@ def measure_loss(weight: float, case: Case, guess: Tensor, y: Tensor, *, null: b
     return float(batch.evaluate(z, batch.build_problem([0], z, y[None], features=features))[1][0])
 
 
-def test_loss_is_raised_by_the_trusted_mismatch_and_the_null_is_not(observe: Callable[..., Observation]) -> None:
-    case, x, y = make_case(observe, [4, 0, 2])
+def test_loss_is_raised_by_the_trusted_mismatch_and_the_null_is_not() -> None:
+    case, x, y = make_case([4, 0, 2])
     guess, seen = torch.rand(x.shape, generator=Generator().manual_seed(9)), gather(case)
     found = recover_spans(seen, [0], y[None], [Generator().manual_seed(0)])
     mismatch = float(measure_span_mismatch(seen, seen.get_state(0)["weights"], guess, found["bases"][0])) * float(found["trust"])
@@ -131,9 +132,9 @@ def test_weights_by_norm_give_tensors_equal_parts() -> None:
     assert parts == pytest.approx([0.5, 0.5])
 
 
-def test_needs_name_the_added_layer_as_an_oracle_unless_the_last_layer_is_matched(observe: Callable[..., Observation]) -> None:
-    stock, _, _ = make_case(observe, [1], ModelSpec(name="lenet_dlg"))
-    wide, _, _ = make_case(observe, [1])
+def test_needs_name_the_added_layer_as_an_oracle_unless_the_last_layer_is_matched() -> None:
+    stock, _, _ = make_case([1], ModelSpec(name="lenet_dlg"))
+    wide, _, _ = make_case([1])
     (reason,) = find_unmet(feature_reconstruction(), stock)
     assert "wide linear layer with random Gaussian weights" in reason
     assert find_unmet(feature_reconstruction(), wide) == []
@@ -145,20 +146,20 @@ def test_needs_name_the_added_layer_as_an_oracle_unless_the_last_layer_is_matche
         feature_reconstruction(matched="body")
 
 
-def test_spans_are_not_matched_if_the_defense_hides_the_last_layer(observe: Callable[..., Observation]) -> None:
-    seen = gather(make_case(observe, [4, 0])[0])
+def test_spans_are_not_matched_if_the_defense_hides_the_last_layer() -> None:
+    seen = gather(make_case([4, 0])[0])
     assert can_match_spans(seen)
     seen.omitted = frozenset({"1.classify.weight"})
     assert not can_match_spans(seen)
-    stock = gather(make_case(observe, [4, 0], ModelSpec(name="lenet_dlg"))[0])
+    stock = gather(make_case([4, 0], ModelSpec(name="lenet_dlg"))[0])
     assert not can_match_spans(stock)
     with pytest.raises(ValueError, match="no wide layer with random Gaussian weights"):
         recover_case_features(stock, torch.tensor([4, 0]), Generator().manual_seed(0))
 
 
-def test_image_is_nearer_than_that_of_the_null(observe: Callable[..., Observation]) -> None:
+def test_image_is_nearer_than_that_of_the_null() -> None:
     x = torch.linspace(0, 1, 8).expand(1, 1, 8, 8)
-    case = Case((observe((x, torch.tensor([4])), model=WIDE, data=DATA, client="c0"),))
+    case = Case((observe_steps((x, torch.tensor([4])), model=WIDE, data=DATA, client="c0"),))
     attack = AttackSpec(name="feature_reconstruction", arguments={"steps": 20}).build()
     (found,) = attack([case], rng=Generator().manual_seed(0))
     assert found.oracles == ("wide Gaussian layer",)
@@ -167,10 +168,10 @@ def test_image_is_nearer_than_that_of_the_null(observe: Callable[..., Observatio
     assert float((found.x - x).square().mean()) < 0.5 * float((null.x - x).square().mean())
 
 
-def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signal(observe: Callable[..., Observation]) -> None:
+def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signal() -> None:
     x, y = torch.rand(2, *DATA.shape, generator=Generator().manual_seed(0)), torch.tensor([4, 0])
     cases = {
-        defense: Case((observe((x, y), model=WIDE, data=DATA, client="c0", defense=defense),))
+        defense: Case((observe_steps((x, y), model=WIDE, data=DATA, client="c0", defense=defense),))
         for defense in ("", "gaussian(0.0001)", "gaussian(0.001)", "gaussian(10)")
     }
     attack = feature_reconstruction(tv=0.001)
@@ -188,20 +189,18 @@ def test_known_noise_turns_off_equal_parts_and_smooths_by_its_ratio_to_the_signa
 
 
 @pytest.mark.parametrize("make", [inverting_gradients, feature_reconstruction])
-def test_weight_of_known_noise_grows_with_the_examples(
-    observe: Callable[..., Observation], make: Callable[..., GradientMatching]
-) -> None:
+def test_weight_of_known_noise_grows_with_the_examples(make: Callable[..., GradientMatching]) -> None:
     """The total variation is a mean over examples, and the negative log-prior a sum."""
     weights = []
     for count in (1, 4):
         x = torch.rand(1, *DATA.shape, generator=Generator().manual_seed(0)).repeat(count, 1, 1, 1)
-        case = Case((observe((x, torch.full((count,), 3)), model=WIDE, data=DATA, client="c0", defense="gaussian(10)"),))
+        case = Case((observe_steps((x, torch.full((count,), 3)), model=WIDE, data=DATA, client="c0", defense="gaussian(10)"),))
         weights.append(float(CaseBatch(make(tv=0), [case]).scales.smoothing))  # the largest ratio for both
     assert weights[1] == pytest.approx(4 * weights[0], rel=1e-3)
 
 
-def test_recovered_features_of_each_example_are_injected_into_one_network(observe: Callable[..., Observation]) -> None:
-    case, x, y = make_case(observe, [4, 0, 2])
+def test_recovered_features_of_each_example_are_injected_into_one_network() -> None:
+    case, x, y = make_case([4, 0, 2])
     seen, swapped = gather(case), torch.tensor([2, 0, 1])
     true, _ = compute_head_inputs(seen.model, seen.data, seen.get_state(0)["weights"], x, layer="1.widen")
 

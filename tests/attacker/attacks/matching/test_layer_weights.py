@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from observations import make_image_case
 from torch import nn
 
 from attacker.attacks import cpl, inverting_gradients
@@ -84,9 +85,9 @@ def test_invalid_arguments_are_refused(arguments, words: str) -> None:
         weigh_by_depth(*arguments)
 
 
-def test_weights_are_applied_in_the_dot_product_and_both_norms(image_case) -> None:
+def test_weights_are_applied_in_the_dot_product_and_both_norms() -> None:
     """The reference computes equation 6 independently."""
-    case, x, y = image_case(1)
+    case, x, y = make_image_case(1)
     weigh = weigh_by_depth(7.0)
     attack = cpl().copy_with(distance=cosine, layers=weigh)
     search = CaseBatch(attack, [case])
@@ -130,14 +131,14 @@ def test_relative_weights_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("defense", "worst"), [("", 1.0), ("clip(0.01)", 1.0)])
-def test_relative_distance_of_a_zero_gradient_is_one(image_case, defense: str, worst: float) -> None:
-    case, _, _ = image_case(1, **({"defense": defense} if defense else {}))
+def test_relative_distance_of_a_zero_gradient_is_one(defense: str, worst: float) -> None:
+    case, _, _ = make_image_case(1, **({"defense": defense} if defense else {}))
     assert CaseBatch(cpl(relative=True), [case]).views[0].worst.item() == pytest.approx(worst, rel=1e-5)
 
 
-def test_relative_weights_are_not_used_with_known_noise(image_case) -> None:
+def test_relative_weights_are_not_used_with_known_noise() -> None:
     """Noise has equal power in all tensors, so that relative weights would raise tensors that are mostly noise."""
-    case, _, _ = image_case(1, defense="gaussian(0.002)")
+    case, _, _ = make_image_case(1, defense="gaussian(0.002)")
     known, plain = (CaseBatch(cpl(relative=one), [case]).views[0].worst for one in (True, False))
     assert torch.equal(known, plain)
     ignored = CaseBatch(cpl(relative=True, knows_defense=False), [case]).views[0].worst
@@ -156,9 +157,9 @@ def test_the_largest_entries_of_each_tensor_are_kept() -> None:
             keep_largest(share)
 
 
-def test_only_kept_entries_are_compared(image_case) -> None:
+def test_only_kept_entries_are_compared() -> None:
     """The reference computes the cosine of the kept entries from a gradient of its own, for two cases with other masks."""
-    cases, _, labels = zip(*(image_case(i) for i in (1, 2)), strict=True)
+    cases, _, labels = zip(*(make_image_case(i) for i in (1, 2)), strict=True)
     search = CaseBatch(inverting_gradients(compared_share=0.2, tv=0.0), cases)
     guess = torch.rand(2, *search.data.shape, generator=torch.Generator().manual_seed(1))
     problem = {"labels": torch.stack(labels), "gain": torch.ones(2), "views": {"0": search.views[0].rows}}
@@ -180,14 +181,14 @@ def test_only_kept_entries_are_compared(image_case) -> None:
     assert search.views[0].coordinates == sum(-(-w.numel() // 5) for w in cases[0].observations[0].weights.values())
 
 
-def test_power_of_known_noise_is_that_of_the_kept_entries(image_case) -> None:
-    case, _, _ = image_case(1, defense="gaussian(0.002)")
+def test_power_of_known_noise_is_that_of_the_kept_entries() -> None:
+    case, _, _ = make_image_case(1, defense="gaussian(0.002)")
     whole, part = (CaseBatch(inverting_gradients(compared_share=share), [case]).views[0] for share in (1.0, 0.2))
     assert float(part.power) == pytest.approx(float(whole.power) * part.coordinates / whole.coordinates, rel=1e-5)
 
 
-def test_confidence_is_undecided_for_a_part_of_the_gradient(image_case) -> None:
-    case, _, _ = image_case(1)
+def test_confidence_is_undecided_for_a_part_of_the_gradient() -> None:
+    case, _, _ = make_image_case(1)
     (found,) = inverting_gradients(compared_share=0.5, gradient_penalty=0.5, steps=3)(
         [case], rng=torch.Generator().manual_seed(0)
     )

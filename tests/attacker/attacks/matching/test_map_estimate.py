@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from generators import seeded
+from observations import make_image_case, observe_steps
 from torch import Tensor
 from torch.distributions import Laplace, Normal
 
@@ -29,8 +30,6 @@ from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec
 from fedsim.recording.masked_vectors import SUM_CLIENT
-
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
 def cpl_by_cosine(**arguments: Any) -> GradientMatching:
@@ -75,8 +74,8 @@ def test_converted_weight_gives_the_same_minimum_for_cosines() -> None:
     assert (slope * (found[0] - found[1])).item() == pytest.approx((expected[0] - expected[1]).item(), rel=1e-4)
 
 
-def test_knowledge_of_the_noise_lowers_the_error(image_case: Make) -> None:
-    cases, truths, _ = zip(*(image_case(i, defense="gaussian(0.002)") for i in (1, 2)), strict=True)
+def test_knowledge_of_the_noise_lowers_the_error() -> None:
+    cases, truths, _ = zip(*(make_image_case(i, defense="gaussian(0.002)") for i in (1, 2)), strict=True)
     errors = {}
     for name, arguments in (("plain", {"denoised": False}), ("smooth", {}), ("ignorant", {"knows_defense": False})):
         answers = cpl(optimiser="wolfe", steps=30, **arguments)(cases, rng=seeded())
@@ -85,26 +84,26 @@ def test_knowledge_of_the_noise_lowers_the_error(image_case: Make) -> None:
     assert errors["ignorant"] == pytest.approx(errors["plain"], rel=0.05)
 
 
-def test_without_noise_the_prior_has_no_weight(image_case: Make) -> None:
-    case, _, _ = image_case(1, defense="clip(0.1)")
+def test_without_noise_the_prior_has_no_weight() -> None:
+    case, _, _ = make_image_case(1, defense="clip(0.1)")
     assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("defense", ["qsgd(1)", "qsgd(3)", "gaussian(0.01)", "gaussian(snr_db=0)"])
-def test_every_known_noise_gives_the_prior_a_weight(image_case: Make, defense: str) -> None:
-    case, _, _ = image_case(1, defense=defense)
+def test_every_known_noise_gives_the_prior_a_weight(defense: str) -> None:
+    case, _, _ = make_image_case(1, defense=defense)
     assert CaseBatch(cpl(), [case]).scales.map_smoothing.item() > 0
 
 
-def test_prior_weight_follows_from_the_noise_of_the_gradient(image_case: Make) -> None:
+def test_prior_weight_follows_from_the_noise_of_the_gradient() -> None:
     """The update is the gradient times the learning rate, 0.1, and the noise is in the update."""
-    case, _, _ = image_case(1, defense="gaussian(0.002)")
+    case, _, _ = make_image_case(1, defense="gaussian(0.002)")
     (weight,) = CaseBatch(cpl(), [case]).scales.smoothing
     assert weight.item() == pytest.approx(2 * 0.02**2 * 64 / NEIGHBOUR_CONTRAST, rel=1e-4)
 
 
-def test_noise_of_a_sum_of_four_clients_is_that_of_their_mean(image_case: Make) -> None:
-    case, _, _ = image_case(1, defense="gaussian(0.002)")
+def test_noise_of_a_sum_of_four_clients_is_that_of_their_mean() -> None:
+    case, _, _ = make_image_case(1, defense="gaussian(0.002)")
     (own,) = case.observations
     four = Case((replace(own, client=SUM_CLIENT, cohort=tuple("abcd")),))
     alone, together = (CaseBatch(cpl(), [each]) for each in (case, four))
@@ -112,38 +111,38 @@ def test_noise_of_a_sum_of_four_clients_is_that_of_their_mean(image_case: Make) 
     assert together.views[0].power.item() == pytest.approx(alone.views[0].power.item() / 4, rel=1e-5)
 
 
-def test_layer_weights_are_applied_to_the_noise(image_case: Make) -> None:
+def test_layer_weights_are_applied_to_the_noise() -> None:
     """The distance at the true example is the power of the noise with layer weights applied."""
-    case, x, y = image_case(1, defense="gaussian(0.002)")
+    case, x, y = make_image_case(1, defense="gaussian(0.002)")
     search = CaseBatch(agic(distance="euclidean", beta=50.0).matching, [case])
     (view,) = search.views
     distance = view.compute_distance(view.get_case(0), x, y, x.flatten())
     assert view.power.item() == pytest.approx(distance.item(), rel=0.1)
 
 
-def test_noise_of_parameters_that_are_not_compared_is_left_out(observe: Callable[..., Any]) -> None:
+def test_noise_of_parameters_that_are_not_compared_is_left_out() -> None:
     """The parameters of a PRECODE block are not compared, so that their noise must not count either."""
     batch = (torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1]))
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     for network in ("", "precode(bottleneck=16)"):
         model = ModelSpec(name="lenet_dlg", network=network)
-        case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))
+        case = Case((observe_steps(batch, model=model, data=data, defense="gaussian(0.002)"),))
         (view,) = CaseBatch(cpl(), [case]).views
         assert view.coordinates == 7732
         assert view.power.item() == pytest.approx(7732 * 0.02**2, rel=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (1, 16, 1)])
-def test_images_of_one_row_or_column_are_recovered(observe: Callable[..., Any], shape: tuple[int, ...]) -> None:
+def test_images_of_one_row_or_column_are_recovered(shape: tuple[int, ...]) -> None:
     x, y = torch.linspace(0, 1, 16).reshape(1, *shape), torch.tensor([1])
     model, data = ModelSpec(name="mlp", arguments={"hidden": [32]}), DataSpec(shape=shape, num_classes=3)
-    case = Case((observe((x, y), model=model, data=data),))
+    case = Case((observe_steps((x, y), model=model, data=data),))
     (found,) = exact(route="optimisation")([case], rng=seeded())
     assert mse(found.x, x).item() < 1e-3
 
 
-def test_exact_searches_on_if_the_closed_form_fits_the_noise(image_case: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    case, x, _ = image_case(1, defense="gaussian(0.002)")
+def test_exact_searches_on_if_the_closed_form_fits_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, x, _ = make_image_case(1, defense="gaussian(0.002)")
     (fitted,) = cpl(optimiser="wolfe", denoised=False)([case], rng=seeded())
     monkeypatch.setitem(ROUTES, "layers", lambda observed, rng, rgap: [ClosedFormAnswer(fitted.x.double(), fitted.y, "layers")])
     (routed,) = exact()([case], rng=seeded())
@@ -153,15 +152,15 @@ def test_exact_searches_on_if_the_closed_form_fits_the_noise(image_case: Make, m
     assert mse(routed.x, x).item() < mse(fitted.x, x).item()
 
 
-def test_table_rows_get_no_smoothness_prior(observe: Callable[..., object]) -> None:
+def test_table_rows_get_no_smoothness_prior() -> None:
     batch = (torch.rand(1, 12, generator=seeded()), torch.tensor([1]))
     model, data = ModelSpec(name="mlp", arguments={"hidden": [16]}), DataSpec(shape=(12,), num_classes=3)
-    case = Case((observe(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
+    case = Case((observe_steps(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
     assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 
-def test_null_applies_the_prior_and_does_not_depend_on_the_update(image_case: Make) -> None:
-    (case, _, _), (other, _, _) = (image_case(1, defense="gaussian(0.002)", learning_rate=rate) for rate in (0.1, 0.05))
+def test_null_applies_the_prior_and_does_not_depend_on_the_update() -> None:
+    (case, _, _), (other, _, _) = (make_image_case(1, defense="gaussian(0.002)", learning_rate=rate) for rate in (0.1, 0.05))
     null = cpl(optimiser="wolfe", steps=20).null()
     (found,), (again,) = null([case], rng=seeded()), null([other], rng=seeded())
     (start,) = cpl(denoised=False).null()([case], rng=seeded())
@@ -171,8 +170,8 @@ def test_null_applies_the_prior_and_does_not_depend_on_the_update(image_case: Ma
 
 @pytest.mark.parametrize("attack", [inverting_gradients(), cpl()])
 @pytest.mark.parametrize("snr", [-10, 0, 10])
-def test_floor_is_the_loss_of_the_true_examples_behind_known_noise(image_case: Make, attack: Any, snr: int) -> None:
-    case, sent = image_case(1)[0], image_case(1, defense=f"gaussian(snr_db={snr})")[0]
+def test_floor_is_the_loss_of_the_true_examples_behind_known_noise(attack: Any, snr: int) -> None:
+    case, sent = make_image_case(1)[0], make_image_case(1, defense=f"gaussian(snr_db={snr})")[0]
     clean, noisy = ({name: u / -0.1 for name, u in one.observations[0].update.items()} for one in (case, sent))
     expected = float(attack.objective.distance(clean, noisy))
     assert CaseBatch(attack, [sent]).scales.floor.item() == pytest.approx(expected, rel=0.1)
@@ -180,8 +179,8 @@ def test_floor_is_the_loss_of_the_true_examples_behind_known_noise(image_case: M
     assert CaseBatch(attack.null(), [sent]).scales.floor.item() == 0
 
 
-def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: Make) -> None:
-    case, x, _ = image_case(1, defense="gaussian(snr_db=0)")
+def test_search_is_not_given_up_for_a_loss_that_the_noise_explains() -> None:
+    case, x, _ = make_image_case(1, defense="gaussian(snr_db=0)")
     (found,) = inverting_gradients(steps=120, tv=0.03)([case], rng=seeded())
     assert found.iterations == 120
     assert float(found.loss[-1]) > MIN_HOPELESS_LOSS
@@ -190,13 +189,11 @@ def test_search_is_not_given_up_for_a_loss_that_the_noise_explains(image_case: M
 
 
 @pytest.mark.parametrize(("make", "share"), [(inverting_gradients, COLOUR_MAP_TV), (rog, COSINE_MAP_TV), (cpl_by_cosine, 1.0)])
-def test_known_noise_adds_total_variation_to_cosines(
-    make: Callable[..., GradientMatching], share: float, image_case: Make
-) -> None:
+def test_known_noise_adds_total_variation_to_cosines(make: Callable[..., GradientMatching], share: float) -> None:
     """The weight grows with the power of the noise, if the attacker knows it, up to that of 100 times the signal's power."""
     weights = {}
     for std in (0.0, 0.001, 0.002, 10.0):
-        case, _, _ = image_case(1, defense=f"gaussian({std})" if std else "")
+        case, _, _ = make_image_case(1, defense=f"gaussian({std})" if std else "")
         search = CaseBatch(make(tv=0.0), [case])
         weights[std] = search.scales.smoothing.item()
         assert CaseBatch(make(tv=0.0, denoised=False), [case]).scales.smoothing.item() == 0
@@ -210,10 +207,10 @@ def test_known_noise_adds_total_variation_to_cosines(
 @pytest.mark.parametrize("defense", ["", "gaussian(0.001)"])
 @pytest.mark.parametrize(("share", "factor"), [(0.0, 100.0), (0.2, 10.0), (0.4, 1.0), (0.75, 1.0)])
 def test_continuation_lets_the_weight_of_total_variation_fall_in_the_first_two_fifths(
-    image_case: Make, share: float, factor: float, defense: str
+    share: float, factor: float, defense: str
 ) -> None:
     """The part of the weight that belongs to a MAP estimate from known noise is constant."""
-    case, x, y = image_case(defense=defense)
+    case, x, y = make_image_case(defense=defense)
     batch = CaseBatch(inverting_gradients(tv=0.2, continuation=100.0), [case])
     z = torch.rand_like(x).reshape(1, -1)
     problem = batch.build_problem([0], z, y[None])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from generators import seeded
+from observations import make_image_case, observe_steps
 
 from attacker.attacks import AttackSpec, Case, GradientMatching, Need, cpl
 from attacker.attacks.matching.case_batch import CaseBatch
@@ -91,8 +92,8 @@ def test_searching_for_labels_needs_no_linear_head() -> None:
     assert Need.LINEAR_HEAD not in cpl(label_rule="joint").needs
 
 
-def test_tv_is_relative_to_the_loss_of_a_zero_gradient_and_needs_images(image_case) -> None:
-    case, _, _ = image_case(1)
+def test_tv_is_relative_to_the_loss_of_a_zero_gradient_and_needs_images() -> None:
+    case, _, _ = make_image_case(1)
     power = sum((t / 0.1).square().sum() for t in case.observations[0].update.values())
     for name, worst in (("euclidean", power), ("cosine", 1.0)):
         (weight,) = CaseBatch(cpl(tv=0.3, distance=name), [case]).scales.smoothing
@@ -101,12 +102,12 @@ def test_tv_is_relative_to_the_loss_of_a_zero_gradient_and_needs_images(image_ca
     assert Need.IMAGE_PRIOR not in cpl().needs
 
 
-def test_simulated_local_steps_lower_the_error(observe) -> None:
+def test_simulated_local_steps_lower_the_error() -> None:
     """The learning rate is so large that three epochs on an image are not approximated by one gradient."""
     x = (0.5 + 0.4 * torch.sin(torch.arange(64.0) / 9)).reshape(1, 1, 8, 8)
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     batch = (x, torch.tensor([1]))
-    seen = observe(batch, batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.02)
+    seen = observe_steps(batch, batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=0.02)
     case = Case((replace(seen, num_examples=1, training=replace(seen.training, steps=None, epochs=3)),))
     errors = {}
     for name in ("one_batch", "simulated"):
@@ -117,29 +118,29 @@ def test_simulated_local_steps_lower_the_error(observe) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_every_optimiser_lowers_the_loss(image_case, name: str) -> None:
-    case, _, _ = image_case(1)
+def test_every_optimiser_lowers_the_loss(name: str) -> None:
+    case, _, _ = make_image_case(1)
     (found,) = cpl(optimiser=name, steps=3 if get_optimiser(name).period > 1 else 60)([case], rng=seeded())
     assert found.loss[-1] < 0.6 * found.loss[0]
 
 
 @pytest.mark.parametrize("name", DISTANCES)
-def test_every_distance_lowers_the_error(image_case, name: str) -> None:
-    case, x, y = image_case(1)
+def test_every_distance_lowers_the_error(name: str) -> None:
+    case, x, y = make_image_case(1)
     (found,) = cpl(optimiser="wolfe", distance=name, steps=20)([case], rng=seeded())
     (start,) = cpl(steps=1, learning_rate=1e-9)([case], rng=seeded())
     assert torch.equal(found.y, y)
     assert mse(found.x, x).item() < (0.5 if name == "absolute" else 0.1) * mse(start.x, x).item()
 
 
-def test_line_search_recovers_every_image(image_case) -> None:
-    cases, truths, _ = zip(*(image_case(i) for i in range(8)), strict=True)
+def test_line_search_recovers_every_image() -> None:
+    cases, truths, _ = zip(*(make_image_case(i) for i in range(8)), strict=True)
     for found, x in zip(cpl(optimiser="wolfe")(cases, rng=seeded()), truths, strict=True):
         assert mse(found.x, x).item() < 1e-3
 
 
-def test_plain_search_leaves_the_range_and_boxed_search_lowers_the_loss(image_case) -> None:
-    case, _, _ = image_case(1)
+def test_plain_search_leaves_the_range_and_boxed_search_lowers_the_loss() -> None:
+    case, _, _ = make_image_case(1)
     (free,) = cpl(init="random", steps=1)([case], rng=seeded())
     (boxed,) = cpl(init="random", steps=1, boxed=True, optimiser="wolfe")([case], rng=seeded())
     assert free.x.min() < 0 or free.x.max() > 1

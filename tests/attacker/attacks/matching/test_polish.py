@@ -1,12 +1,12 @@
 """Tests of the second search, by L-BFGS, from the best result of the first (`Polish`)."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from checkpoint_memory import DictMemory
 from generators import seeded
+from observations import make_image_case, observe_steps
 from torch import Tensor
 
 from attacker.attacks import Case, inverting_gradients
@@ -17,12 +17,10 @@ from attacker.attacks.papers.agic import agic
 from attacker.scoring.metrics import mse
 from fedsim.recording import DataSpec, ModelSpec, Observation
 
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
-
 
 @pytest.mark.parametrize("defense", ["", "top_k(0.3)"])
-def test_polish_finds_better_images_with_as_many_evaluations(image_case: Make, defense: str) -> None:
-    cases, truths, _ = zip(*(image_case(i, defense=defense) for i in range(3)), strict=True)
+def test_polish_finds_better_images_with_as_many_evaluations(defense: str) -> None:
+    cases, truths, _ = zip(*(make_image_case(i, defense=defense) for i in range(3)), strict=True)
     alone = inverting_gradients(steps=300, polish=0.0)(cases, rng=seeded())
     polished = inverting_gradients(steps=300, polish=0.4)(cases, rng=seeded())
     for plain, better, x in zip(alone, polished, truths, strict=True):
@@ -31,10 +29,10 @@ def test_polish_finds_better_images_with_as_many_evaluations(image_case: Make, d
         assert mse(better.x, x) < 0.1 * mse(plain.x, x)
 
 
-def test_polish_of_a_batch_keeps_labels_and_box(observe: Callable[..., object]) -> None:
+def test_polish_of_a_batch_keeps_labels_and_box() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     x, y = torch.rand(3, 1, 8, 8, generator=seeded(2)).round(), torch.tensor([2, 0, 3])
-    case = Case((observe((x, y), model=ModelSpec(name="lenet_dlg"), data=data),))
+    case = Case((observe_steps((x, y), model=ModelSpec(name="lenet_dlg"), data=data),))
     (found,) = inverting_gradients(steps=100, polish=0.4)([case], rng=seeded())
     assert found.y.sort().values.tolist() == [0, 2, 3]
     assert found.x.min() >= 0
@@ -44,15 +42,15 @@ def test_polish_of_a_batch_keeps_labels_and_box(observe: Callable[..., object]) 
 @pytest.mark.parametrize(
     ("share", "steps", "iterations"), [(0.0, 100, 0), (0.1, 100, 0), (0.4, 100, 2), (0.4, 49, 0), (0.4, 50, 1), (0.99, 60, 2)]
 )
-def test_evaluations_are_shared_between_both_searches(image_case: Make, share: float, steps: int, iterations: int) -> None:
-    run = MatchingRun(inverting_gradients(steps=steps, polish=share), [image_case()[0]], seeded(), None)
+def test_evaluations_are_shared_between_both_searches(share: float, steps: int, iterations: int) -> None:
+    run = MatchingRun(inverting_gradients(steps=steps, polish=share), [make_image_case()[0]], seeded(), None)
     assert run.polishing == iterations
     assert run.steps == steps - 20 * iterations
     assert estimate_effort(run.attack).evaluations == steps
 
 
-def test_weight_of_total_variation_falls_to_a_tenth(image_case: Make) -> None:
-    case, x, y = image_case()
+def test_weight_of_total_variation_falls_to_a_tenth() -> None:
+    case, x, y = make_image_case()
     settings = inverting_gradients(tv=0.3, colour=False).build_polish(5)
     run = MatchingRun(settings, [case], seeded(), None)
     z = torch.rand_like(x).reshape(1, -1)
@@ -63,9 +61,9 @@ def test_weight_of_total_variation_falls_to_a_tenth(image_case: Make) -> None:
     assert later.item() == pytest.approx(last.item(), rel=1e-6)
 
 
-def test_each_tensor_counts_equally_in_the_distance(image_case: Make) -> None:
+def test_each_tensor_counts_equally_in_the_distance() -> None:
     """The distance of a gradient of zeros is the number of tensors, up to the floor of the units."""
-    case, _, _ = image_case()
+    case, _, _ = make_image_case()
     run = MatchingRun(inverting_gradients().build_polish(5), [case], seeded(), None)
     observed = run.batch.views[0].rows["observed"]
     powers = torch.stack([g[0].square().mean() for g in observed.values()])
@@ -73,21 +71,19 @@ def test_each_tensor_counts_equally_in_the_distance(image_case: Make) -> None:
 
 
 @pytest.mark.parametrize(("network", "defense"), [("", "gaussian(0.001)"), ("dropout(0.3)", "")])
-def test_there_is_no_polish_where_true_examples_do_not_explain_the_gradient(
-    observe: Callable[..., object], network: str, defense: str
-) -> None:
+def test_there_is_no_polish_where_true_examples_do_not_explain_the_gradient(network: str, defense: str) -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     model = ModelSpec(name="lenet_dlg", network=network)
-    seen = observe((torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1])), model=model, data=data, defense=defense)
+    seen = observe_steps((torch.rand(1, 1, 8, 8, generator=seeded()), torch.tensor([1])), model=model, data=data, defense=defense)
     run = MatchingRun(inverting_gradients(steps=100), [Case((seen,))], seeded(), None)
     assert (run.polishing, run.steps) == (0, 100)
 
 
-def test_polish_is_dropped_if_the_gradient_stays_unexplained(observe: Callable[..., object]) -> None:
+def test_polish_is_dropped_if_the_gradient_stays_unexplained() -> None:
     """Two large local steps are taken for one, so that no image explains the update; L-BFGS would fit the difference."""
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     batch = torch.rand(2, 1, 8, 8, generator=seeded(3)), torch.tensor([1, 2])
-    seen = observe(batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=30.0)
+    seen = observe_steps(batch, batch, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=30.0)
     settings = {"give_up": 0.0, "local_steps": "one_batch"}
     (alone,) = inverting_gradients(steps=60, polish=0.0, **settings)([Case((seen,))], rng=seeded())
     (polished,) = inverting_gradients(steps=100, polish=0.4, **settings)([Case((seen,))], rng=seeded())
@@ -95,14 +91,14 @@ def test_polish_is_dropped_if_the_gradient_stays_unexplained(observe: Callable[.
     assert (polished.iterations, polished.evaluations) == (62, 100)
 
 
-def test_there_is_no_polish_with_a_robust_loss(image_case: Make) -> None:
+def test_there_is_no_polish_with_a_robust_loss() -> None:
     """The scale of the robust loss is that of cosines, and no squared distance is near it."""
     for robust, steps in ((0.0, 60), (0.1, 100)):
-        assert MatchingRun(agic(steps=100, robust=robust).matching, [image_case()[0]], seeded(), None).steps == steps
+        assert MatchingRun(agic(steps=100, robust=robust).matching, [make_image_case()[0]], seeded(), None).steps == steps
 
 
-def test_null_is_not_polished(image_case: Make) -> None:
-    cases = [image_case(i)[0] for i in range(2)]
+def test_null_is_not_polished() -> None:
+    cases = [make_image_case(i)[0] for i in range(2)]
     plain = inverting_gradients(steps=60, polish=0.0).null()(cases, rng=seeded())
     polished = inverting_gradients(steps=60, polish=0.4).null()(cases, rng=seeded())
     for a, b in zip(plain, polished, strict=True):
@@ -110,8 +106,8 @@ def test_null_is_not_polished(image_case: Make) -> None:
         assert a.evaluations == b.evaluations == 60
 
 
-def test_searches_that_were_given_up_are_not_polished(image_case: Make) -> None:
-    cases = [image_case(i)[0] for i in range(2)]
+def test_searches_that_were_given_up_are_not_polished() -> None:
+    cases = [make_image_case(i)[0] for i in range(2)]
     attack = inverting_gradients(steps=1000)
     hopeless = attack.copy_with(stop=replace(attack.search.stop, hopeless=0.0, unexplained=0.0, early=(), stall=None))
     for found in hopeless(cases, rng=seeded()):
@@ -120,8 +116,8 @@ def test_searches_that_were_given_up_are_not_polished(image_case: Make) -> None:
         assert "after 60 of 600 iterations, because its loss was still above 0% of that at the start" in note
 
 
-def test_killed_polish_resumes_to_bitwise_equal_images(image_case: Make) -> None:
-    cases = [image_case(i)[0] for i in range(2)]
+def test_killed_polish_resumes_to_bitwise_equal_images() -> None:
+    cases = [make_image_case(i)[0] for i in range(2)]
     attack = inverting_gradients(steps=200)
     memory = DictMemory("polish ")
     with pytest.raises(SystemExit):
@@ -132,35 +128,35 @@ def test_killed_polish_resumes_to_bitwise_equal_images(image_case: Make) -> None
         assert a.evaluations == b.evaluations
 
 
-def test_progress_never_goes_back(image_case: Make) -> None:
+def test_progress_never_goes_back() -> None:
     seen: list[tuple[int, int]] = []
-    inverting_gradients(steps=100)([image_case()[0]], rng=seeded(), progress=lambda done, total, _: seen.append((done, total)))
+    inverting_gradients(steps=100)(
+        [make_image_case()[0]], rng=seeded(), progress=lambda done, total, _: seen.append((done, total))
+    )
     done = [d for d, _ in seen]
     assert done == sorted(done)
     assert len({total for _, total in seen}) == 1
     assert done[-1] <= seen[0][1]
 
 
-def test_agic_polishes_the_joint_search(image_case: Make) -> None:
-    case, x, _ = image_case()
+def test_agic_polishes_the_joint_search() -> None:
+    case, x, _ = make_image_case()
     settings = {"steps": 300, "signed": False, "closed_forms": False, "tv": 1e-3}
     (alone,), (polished,) = (agic(**settings, polish=share)([case], rng=seeded()) for share in (0.0, 0.4))
     assert mse(polished.x, x) < 0.1 * mse(alone.x, x)
 
 
-def observe_epochs(observe: Callable[..., Observation], epochs: int, x: Tensor, y: Tensor, rate: float = 0.1) -> Observation:
+def observe_epochs(epochs: int, x: Tensor, y: Tensor, rate: float = 0.1) -> Observation:
     """Return what the server sees of a client that trains on all its examples at once, for this number of epochs."""
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=4)
-    seen = observe(*[(x, y)] * epochs, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=rate)
+    seen = observe_steps(*[(x, y)] * epochs, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=rate)
     return replace(seen, training=replace(seen.training, steps=None, epochs=epochs), num_examples=len(y))
 
 
 @pytest.mark.parametrize("surrogate", [False, True])
-def test_search_and_polish_simulate_the_local_steps_on_one_batch(
-    image_case: Make, observe: Callable[..., Observation], surrogate: bool
-) -> None:
-    _, x, y = image_case()
-    case = Case((observe_epochs(observe, 4, x, y, rate=10.0),))
+def test_search_and_polish_simulate_the_local_steps_on_one_batch(surrogate: bool) -> None:
+    _, x, y = make_image_case()
+    case = Case((observe_epochs(4, x, y, rate=10.0),))
     settings = {"steps": 800, "give_up": 0.0, "surrogate": surrogate}
     (alone,) = inverting_gradients(**settings, local_steps="one_batch")([case], rng=seeded())
     (simulated,) = inverting_gradients(**settings)([case], rng=seeded())
@@ -170,22 +166,22 @@ def test_search_and_polish_simulate_the_local_steps_on_one_batch(
     assert simulated.evaluations == 200
 
 
-def test_null_of_simulated_steps_does_not_read_the_update(observe: Callable[..., Observation]) -> None:
+def test_null_of_simulated_steps_does_not_read_the_update() -> None:
     data = DataSpec(shape=(1, 8, 8), num_classes=4)
     found = []
     for seed in (1, 2):
         x = torch.rand(2, *data.shape, generator=seeded(seed))
-        case = Case((observe_epochs(observe, 3, x, torch.tensor([1, 2])),))
+        case = Case((observe_epochs(3, x, torch.tensor([1, 2])),))
         found += inverting_gradients(steps=300).null()([case], rng=seeded())
     assert torch.equal(found[0].x, found[1].x)
     assert torch.equal(found[0].y, found[1].y)
     assert [one.evaluations for one in found] == [100, 100]
 
 
-def test_iterations_that_simulate_steps_are_fewer(observe: Callable[..., Observation]) -> None:
+def test_iterations_that_simulate_steps_are_fewer() -> None:
     """Three epochs of one step each are simulated; those of two steps only after the order of examples was searched for."""
     x, y = torch.rand(2, 1, 8, 8, generator=seeded()), torch.tensor([1, 2])
-    seen = observe_epochs(observe, 3, x, y)
+    seen = observe_epochs(3, x, y)
     shuffled = replace(seen, training=replace(seen.training, batch_size=1))
     for observation, counts in ((seen, (6, 0, 300 - 6 * 20)), (shuffled, (3, 2, 900 - 6 * (3 + 2) * 20))):
         run = MatchingRun(inverting_gradients(steps=900), [Case((observation,), known_labels=y)], seeded(), None)

@@ -1,12 +1,13 @@
 """Tests of warm starts: they help if they are near the solution, and do no harm if noise has spoilt them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from generators import seeded
+from observations import make_image_case, observe_steps
 from torch import Tensor
 
 from attacker.attacks import Case, GradientMatching, cpl, inverting_gradients
@@ -15,10 +16,8 @@ from attacker.attacks.matching.warm_starts import WarmStart, place_start
 from attacker.attacks.optimisers.stopping import EARLY_LIMITS, INVERTING_STALL, Stall, Stop
 from attacker.scoring.metrics import mse
 from defenses.inputs import InputsSpec
-from fedsim.recording import ModelSpec, Observation
+from fedsim.recording import ModelSpec
 from fedsim.recording.codec import encode
-
-Make = Callable[..., tuple[Case, Tensor, Tensor]]
 
 
 def given(start: Tensor, **arguments: Any) -> GradientMatching:
@@ -30,16 +29,16 @@ def given(start: Tensor, **arguments: Any) -> GradientMatching:
     return cpl(optimiser="wolfe", **arguments).copy_with(warm_start=first)
 
 
-def test_good_warm_start_is_the_only_start(image_case: Make) -> None:
-    case, x, _ = image_case(1)
+def test_good_warm_start_is_the_only_start() -> None:
+    case, x, _ = make_image_case(1)
     (found,) = given((x + 0.01).clamp(0, 1))([case], rng=seeded())
     assert mse(found.x, x).item() < 1e-3
     assert found.restarts == 1
     assert found.route == "optimisation from a closed form"
 
 
-def test_bad_warm_start_is_followed_by_a_plain_start(image_case: Make) -> None:
-    case, x, _ = image_case(1)
+def test_bad_warm_start_is_followed_by_a_plain_start() -> None:
+    case, x, _ = make_image_case(1)
     (found,) = given(40 * torch.randn(1, 1, 8, 8, generator=seeded(3)), steps=4)([case], rng=seeded())
     assert found.restarts == 2
     assert found.route == "optimisation"
@@ -59,9 +58,9 @@ def test_bad_warm_start_is_followed_by_a_plain_start(image_case: Make) -> None:
         ),
     ],
 )
-def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make, limits: dict[str, Any], note: str) -> None:
+def test_early_limits_end_neither_a_warm_start_nor_a_null(limits: dict[str, Any], note: str) -> None:
     """With a limit of 0 every search is hopeless; limits for starts at random say nothing about starts near the image."""
-    case, x, _ = image_case(1)
+    case, x, _ = make_image_case(1)
     attack = inverting_gradients(steps=20).copy_with(stop=Stop(patience=20, give_up=0.5, **limits))
     warm = attack.copy_with(warm_start=lambda cases, _: [WarmStart(x, torch.ones(1, dtype=torch.long))] * len(cases))
     plain, null, from_warm = (one([case], rng=seeded())[0] for one in (attack, attack.null(), warm))
@@ -73,20 +72,18 @@ def test_early_limits_end_neither_a_warm_start_nor_a_null(image_case: Make, limi
 @pytest.mark.parametrize(
     ("network", "inputs", "iterations"), [("", "", 4), ("dropout(0.3)", "", 20), ("", "mixup(alpha=1.0)", 20)]
 )
-def test_no_search_is_given_up_if_clients_draw_random_numbers(
-    image_case: Make, observe: Callable[..., Observation], network: str, inputs: str, iterations: int
-) -> None:
+def test_no_search_is_given_up_if_clients_draw_random_numbers(network: str, inputs: str, iterations: int) -> None:
     """A high loss says nothing then, since the true examples have one, too."""
-    case, x, y = image_case(1)
+    case, x, y = make_image_case(1)
     model = ModelSpec(name="lenet_dlg", network=network)
-    seen = replace(observe((x, y), model=model, data=case.observations[0].data), inputs=InputsSpec.parse(inputs))
+    seen = replace(observe_steps((x, y), model=model, data=case.observations[0].data), inputs=InputsSpec.parse(inputs))
     attack = inverting_gradients(steps=20).copy_with(stop=Stop(patience=20, give_up=0.5, early=((4, 0.0),), unexplained=0.0))
     (found,) = attack([Case((seen,))], rng=seeded())
     assert len(found.loss) == iterations
 
 
-def test_latents_of_plain_images_are_grey_and_have_the_labels_of_the_search(image_case: Make) -> None:
-    case, _, _ = image_case(1)
+def test_latents_of_plain_images_are_grey_and_have_the_labels_of_the_search() -> None:
+    case, _, _ = make_image_case(1)
     batch, labels = CaseBatch(inverting_gradients(), [case]), torch.tensor([[2], [3]])
     z = batch.encode_plain(labels, [seeded(), seeded()])
     assert z is not None
@@ -95,9 +92,9 @@ def test_latents_of_plain_images_are_grey_and_have_the_labels_of_the_search(imag
     assert torch.equal(y, labels)
 
 
-def test_start_with_the_lower_loss_is_chosen(image_case: Make) -> None:
+def test_start_with_the_lower_loss_is_chosen() -> None:
     """After few iterations neither search has converged, and the one that began near the image has the lower loss."""
-    case, x, _ = image_case(1)
+    case, x, _ = make_image_case(1)
     (found,) = given(x + 0.05 * torch.rand(x.shape, generator=seeded(2)), steps=1)([case], rng=seeded())
     (plain,) = cpl(optimiser="wolfe", steps=1)([case], rng=seeded())
     assert found.restarts == 2
@@ -105,11 +102,11 @@ def test_start_with_the_lower_loss_is_chosen(image_case: Make) -> None:
     assert found.loss[-1] < plain.loss[-1]
 
 
-def test_examples_of_a_start_are_placed_by_label(image_case: Make, observe: Callable[..., Any]) -> None:
+def test_examples_of_a_start_are_placed_by_label() -> None:
     """The order of a closed form's examples differs from that of the search's labels, so that they must be matched."""
-    x, y = (torch.cat(parts) for parts in zip(*[image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
-    one = image_case(0)[0].observations[0]
-    case = Case((observe((x, y), model=one.model, data=one.data),))
+    x, y = (torch.cat(parts) for parts in zip(*[make_image_case(i)[1:] for i in (3, 0, 2, 1)], strict=True))
+    one = make_image_case(0)[0].observations[0]
+    case = Case((observe_steps((x, y), model=one.model, data=one.data),))
     attack = cpl(optimiser="wolfe", steps=2).copy_with(warm_start=lambda cases, _: [WarmStart(x + 1e-4, y)])
     (found,) = attack([case], rng=seeded())
     assert found.y.tolist() == [0, 1, 2, 3]
@@ -125,8 +122,8 @@ def test_places_without_a_given_example_keep_their_own_start() -> None:
     assert own.flatten().tolist() == [0, 1, 2, 3, 4]
 
 
-def test_warm_start_is_used_only_for_its_case(image_case: Make) -> None:
-    (one, x, y), (other, _, _) = image_case(1), image_case(2)
+def test_warm_start_is_used_only_for_its_case() -> None:
+    (one, x, y), (other, _, _) = make_image_case(1), make_image_case(2)
     attack = cpl(optimiser="wolfe", steps=1).copy_with(
         warm_start=lambda cases, _: [WarmStart(x, y) if c is one else None for c in cases]
     )
@@ -137,23 +134,23 @@ def test_warm_start_is_used_only_for_its_case(image_case: Make) -> None:
     torch.testing.assert_close(found[1].x, alone.x, rtol=1e-3, atol=1e-3)
 
 
-def test_warm_start_is_refused_with_order_invariant(image_case: Make) -> None:
-    _, x, _ = image_case(1)
+def test_warm_start_is_refused_with_order_invariant() -> None:
+    _, x, _ = make_image_case(1)
     with pytest.raises(ValueError, match="cannot be combined with order_invariant"):
         given(x).copy_with(local_steps="simulated", order_invariant=0.1)
 
 
-def test_null_gets_no_warm_start(image_case: Make) -> None:
-    case, x, _ = image_case(1)
+def test_null_gets_no_warm_start() -> None:
+    case, x, _ = make_image_case(1)
     (null,) = given(x, steps=1).null()([case], rng=seeded())
     (plain,) = cpl(optimiser="wolfe", steps=1).null()([case], rng=seeded())
     assert torch.equal(null.x, plain.x)
     assert (null.restarts, null.route) == (1, "prior alone")
 
 
-def test_total_variation_lowers_the_error_with_noise(image_case: Make) -> None:
+def test_total_variation_lowers_the_error_with_noise() -> None:
     """With the prior, the result is nearer to the smooth image than to the one that fits the noise."""
-    pairs = [image_case(i, defense="gaussian(0.002)") for i in (1, 2, 3)]
+    pairs = [make_image_case(i, defense="gaussian(0.002)") for i in (1, 2, 3)]
     cases = [case for case, _, _ in pairs]
     plain, smooth = (cpl(optimiser="wolfe", tv=tv, knows_defense=False)(cases, rng=seeded()) for tv in (0.0, 1e-3))
     errors = [[mse(found.x, x).item() for found, (_, x, _) in zip(answers, pairs, strict=True)] for answers in (plain, smooth)]
@@ -170,9 +167,9 @@ def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(se
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_a_case_without_a_usable_gradient_takes_no_closed_form_start_from_the_others(image_case: Make, value: float) -> None:
+def test_a_case_without_a_usable_gradient_takes_no_closed_form_start_from_the_others(value: float) -> None:
     """The spoilt case stands in the middle, so that both sides of it are checked."""
-    cases = [image_case(i)[0] for i in range(4)]
+    cases = [make_image_case(i)[0] for i in range(4)]
     (seen,) = cases[2].observations
     payload = encode({name: torch.full_like(t, value) for name, t in seen.update.items()})
     spoilt = Case((replace(seen, payload=payload),))

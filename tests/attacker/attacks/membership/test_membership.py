@@ -1,6 +1,5 @@
 """Tests of the attack `membership`: which candidates it names, when it is sure, and which archives it refuses."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from observations import make_image_case, observe_steps
 from torch import Generator, Tensor
 
 from attacker.attacks import AttackSpec, Case
@@ -25,7 +25,6 @@ DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [32]})
 EXAMPLES, POOL = 8, 120
 Archive = tuple[Path, Tensor, Tensor]
-Observe = Callable[..., Observation]
 
 
 @pytest.fixture
@@ -48,42 +47,44 @@ def count_named(found: Reconstruction, x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("defense", ["", "top_k(0.3)", "sign('mean')", "gaussian(snr_db=10)"])
-def test_examples_of_several_local_steps_are_named(defense: str, archive: Archive, observe: Observe) -> None:
+def test_examples_of_several_local_steps_are_named(defense: str, archive: Archive) -> None:
     path, x, y = archive
     own = torch.arange(3, 3 + EXAMPLES)
     batches = [(x[rows], y[rows]) for rows in own.split(4)]
-    found = attack(path, observe(*batches, model=MODEL, data=DATA, learning_rate=0.05, momentum=0.9, defense=defense))
+    found = attack(path, observe_steps(*batches, model=MODEL, data=DATA, learning_rate=0.05, momentum=0.9, defense=defense))
     assert count_named(found, x[own]) >= EXAMPLES - 1
     assert len(found.x) == EXAMPLES
     assert found.oracles == ()  # of the case; that it has candidates is a need, see below
     assert list_oracles(AttackSpec(name="membership").build().needs) == ("candidate images",)
 
 
-def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(archive: Archive, observe: Observe) -> None:
+def test_named_labels_are_those_of_the_candidates_and_none_is_named_twice(archive: Archive) -> None:
     path, x, y = archive
-    found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
+    found = attack(path, observe_steps((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
     labels = {tuple(one.flatten().tolist()): int(label) for one, label in zip(x, y, strict=True)}
     assert [labels[tuple(one.flatten().tolist())] for one in found.x] == found.y.tolist()
     assert len({tuple(one.flatten().tolist()) for one in found.x}) == EXAMPLES
 
 
-def test_null_names_as_many_as_chance(archive: Archive, observe: Observe) -> None:
+def test_null_names_as_many_as_chance(archive: Archive) -> None:
     path, x, y = archive
-    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    seen = observe_steps((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
     named = [count_named(attack(path, seen, null=True, seed=seed), x[:EXAMPLES]) for seed in range(60)]
     expected = EXAMPLES * EXAMPLES / POOL
     assert abs(np.mean(named) - expected) < 4 * np.std(named) / len(named) ** 0.5
 
 
-def test_rounds_of_whole_epochs_are_combined_and_others_are_not(archive: Archive, observe: Observe) -> None:
+def test_rounds_of_whole_epochs_are_combined_and_others_are_not(archive: Archive) -> None:
     """Rounds of whole epochs repeat the examples, so that all name the same; rounds of one step have examples of their own."""
     path, x, y = archive
     both = [x[:4], y[:4]], [x[4:8], y[4:8]]
-    steps = [replace(observe(tuple(one), model=MODEL, data=DATA), round=number) for number, one in enumerate(both, start=1)]
+    steps = [replace(observe_steps(tuple(one), model=MODEL, data=DATA), round=number) for number, one in enumerate(both, start=1)]
     found = attack(path, *steps)
     assert [count_named(replace(found, x=found.x[rows]), x[:8]) for rows in (slice(4), slice(4, 8))] == [4, 4]
     assert {(slot.round, slot.example) for slot in found.slots} == {(1 + i // 4, i) for i in range(8)}
-    noisy = [observe((x[:4], y[:4]), model=MODEL, data=DATA, seed=seed, defense="gaussian(snr_db=-22)") for seed in range(12)]
+    noisy = [
+        observe_steps((x[:4], y[:4]), model=MODEL, data=DATA, seed=seed, defense="gaussian(snr_db=-22)") for seed in range(12)
+    ]
     whole = Training(learning_rate=0.1, batch_size=4, epochs=1), Training(learning_rate=0.1, batch_size=5, steps=1)
     for training in whole:  # a batch of five takes all of four examples
         rounds = [replace(one, round=number, training=training) for number, one in enumerate(noisy, start=1)]
@@ -94,10 +95,10 @@ def test_rounds_of_whole_epochs_are_combined_and_others_are_not(archive: Archive
         assert {slot.round for slot in together.slots} == set(range(1, 13))
 
 
-def test_other_direction_of_the_update_names_none(archive: Archive, observe: Observe) -> None:
+def test_other_direction_of_the_update_names_none(archive: Archive) -> None:
     """A step against the direction of descent makes the coefficients of the training examples the smallest ones."""
     path, x, y = archive
-    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    seen = observe_steps((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
     turned = replace(seen, payload=encode({name: -u for name, u in seen.update.items()}))
     assert count_named(attack(path, turned), x[:EXAMPLES]) == 0
 
@@ -194,17 +195,17 @@ def test_higher_scores_of_a_whole_class_make_no_candidate_certain() -> None:
     assert not estimate_membership(scores + 3 * (labels == 2), torch.zeros(1000)).isnan().any()
 
 
-def test_confidence_is_high_for_the_named_examples(archive: Archive, observe: Observe) -> None:
+def test_confidence_is_high_for_the_named_examples(archive: Archive) -> None:
     path, x, y = archive
-    found = attack(path, observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
+    found = attack(path, observe_steps((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA))
     assert found.confidence.min() > 0.9
-    assert attack(path, observe((1 - x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)).confidence.isnan().all()
+    assert attack(path, observe_steps((1 - x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)).confidence.isnan().all()
 
 
-def test_cases_together_give_what_each_gives_alone(archive: Archive, observe: Observe) -> None:
+def test_cases_together_give_what_each_gives_alone(archive: Archive) -> None:
     path, x, y = archive
     seen = [
-        observe((x[rows], y[rows]), model=MODEL, data=DATA, client=f"c{i}", defense="top_k(0.3)")
+        observe_steps((x[rows], y[rows]), model=MODEL, data=DATA, client=f"c{i}", defense="top_k(0.3)")
         for i, rows in enumerate((slice(8), slice(8, 16)))
     ]
     built = AttackSpec(name="membership", arguments={"candidates": str(path)}).build()
@@ -215,27 +216,27 @@ def test_cases_together_give_what_each_gives_alone(archive: Archive, observe: Ob
         torch.testing.assert_close(alone.confidence, joint.confidence, equal_nan=True)
 
 
-def test_update_of_zeros_names_candidates_at_random(archive: Archive, observe: Observe) -> None:
+def test_update_of_zeros_names_candidates_at_random(archive: Archive) -> None:
     path, x, y = archive
-    seen = observe((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
+    seen = observe_steps((x[:EXAMPLES], y[:EXAMPLES]), model=MODEL, data=DATA)
     nothing = replace(seen, payload=encode({name: torch.zeros_like(u) for name, u in seen.update.items()}))
     found = [attack(path, nothing, seed=seed) for seed in range(30)]
     assert all(one.confidence.isnan().all() for one in found)
     assert np.mean([count_named(one, x[:EXAMPLES]) for one in found]) < 1.5  # 0.53 expected, 8 in the order of the archive
 
 
-def test_values_that_a_quantiser_sent_as_zero_are_compared(observe: Observe) -> None:
+def test_values_that_a_quantiser_sent_as_zero_are_compared() -> None:
     x, y = torch.rand(2, 1, 8, 8, generator=Generator().manual_seed(0)), torch.tensor([0, 1])
-    dense, sparse = (observe((x, y), model=MODEL, data=DATA, defense=defense) for defense in ("qsgd(2)", "top_k(0.1)"))
+    dense, sparse = (observe_steps((x, y), model=MODEL, data=DATA, defense=defense) for defense in ("qsgd(2)", "top_k(0.1)"))
     assert sum(int((u == 0).sum()) for u in dense.update.values()) > 100
     assert sum(map(len, choose_values([dense], Generator()).values())) == sum(u.numel() for u in dense.update.values())
     chosen = choose_values([sparse], Generator())
     assert all(torch.equal(rows, sparse.sent[name].flatten().nonzero()[:, 0]) for name, rows in chosen.items())
 
 
-def test_as_many_examples_as_candidates_are_refused(archive: Archive, observe: Observe) -> None:
+def test_as_many_examples_as_candidates_are_refused(archive: Archive) -> None:
     path, x, y = archive
-    seen = observe((x, y), model=MODEL, data=DATA)
+    seen = observe_steps((x, y), model=MODEL, data=DATA)
     with pytest.raises(ValueError, match=r"round 1, client c: 120 examples .* give more than 120 candidates"):
         attack(path, seen)
     few = replace(seen, num_examples=5)
@@ -243,8 +244,8 @@ def test_as_many_examples_as_candidates_are_refused(archive: Archive, observe: O
         attack(path, few, replace(few, round=2, num_examples=None))
 
 
-def test_without_candidates_the_attack_says_how_to_give_them(image_case: Callable[..., Any]) -> None:
-    case, _, _ = image_case(0)
+def test_without_candidates_the_attack_says_how_to_give_them() -> None:
+    case, _, _ = make_image_case(0)
     with pytest.raises(ValueError, match=r"--set candidates=FILE\.npz"):
         AttackSpec(name="membership").build()([case], rng=Generator())
     assert explain_refusal(AttackSpec(name="membership").build(), case) == ""
@@ -296,13 +297,11 @@ def test_blocks_of_a_large_pool_hold_every_candidate_once(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("defense", ["", "top_k(0.3, error_feedback=True)"])
-def test_coefficients_of_blocks_are_those_of_their_own_regressions(
-    defense: str, observe: Observe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coefficients_of_blocks_are_those_of_their_own_regressions(defense: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each candidate has the coefficients of a pool that is its block alone, and examples are named in every block."""
     rng = np.random.default_rng(1)
     pool = Pool(torch.from_numpy(rng.random((POOL, *DATA.shape), dtype=np.float32)), torch.arange(POOL) % DATA.num_classes)
-    case = Case((observe((pool.x[:EXAMPLES], pool.y[:EXAMPLES]), model=MODEL, data=DATA, defense=defense),))
+    case = Case((observe_steps((pool.x[:EXAMPLES], pool.y[:EXAMPLES]), model=MODEL, data=DATA, defense=defense),))
     monkeypatch.setattr("attacker.attacks.membership.pool.MAX_JOINT", 60)
     built, key = AttackSpec(name="membership").build(), case.observations[0].key
     whole = built.fit([case], pool, Generator().manual_seed(3))[key]

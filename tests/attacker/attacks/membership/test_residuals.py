@@ -1,11 +1,10 @@
 """Tests that updates with error feedback are explained by what a defense kept of earlier rounds."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from observations import observe_rounds
+from observations import observe_rounds, observe_steps
 from torch import Generator, Tensor
 
 from attacker.attacks import Case
@@ -13,7 +12,7 @@ from attacker.attacks.membership.attack import Membership, keeps_values
 from attacker.attacks.membership.pool import Pool
 from attacker.attacks.membership.regression import combine
 from defenses import DefenseSpec
-from fedsim.recording import DataSpec, ModelSpec, Observation, Training
+from fedsim.recording import DataSpec, ModelSpec, Training
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4, mean=(0.5,), std=(0.5,))
 MODEL = ModelSpec(name="mlp", arguments={"hidden": [32]})
@@ -51,9 +50,9 @@ def test_examples_explain_what_is_sent_late(defense: str, pool: Pool) -> None:
         torch.testing.assert_close(found[seen.key].values, torch.full((8,), 1 / 8).double(), rtol=2e-3, atol=0)
 
 
-def test_only_defenses_that_send_kept_values_are_followed(observe: Callable[..., Observation], pool: Pool) -> None:
+def test_only_defenses_that_send_kept_values_are_followed(pool: Pool) -> None:
     for defense in ("", "top_k(0.1)", "sign('mean')", "sign('mean', error_feedback=True)", "gaussian(0.1)"):
-        seen = observe((pool.x[:4], pool.y[:4]), model=MODEL, data=DATA, defense=defense)
+        seen = observe_steps((pool.x[:4], pool.y[:4]), model=MODEL, data=DATA, defense=defense)
         assert not keeps_values(Case((seen,)))
 
 

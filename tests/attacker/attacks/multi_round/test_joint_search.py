@@ -6,6 +6,7 @@ import pytest
 import torch
 from failing_storage import FailingStorage
 from generators import seeded
+from observations import make_image_case, observe_steps
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -32,11 +33,11 @@ def examples() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture
-def two_rounds(observe, examples) -> Case:
+def two_rounds(examples) -> Case:
     """Return two rounds with batches {0, 1} and {1, 2} at different weights; they share example 1."""
     x, y = examples
-    first = observe((x[:2], y[:2]), model=LENET, data=DATA)
-    second = replace(observe((x[1:], y[1:]), model=LENET, data=DATA, seed=1), round=4)
+    first = observe_steps((x[:2], y[:2]), model=LENET, data=DATA)
+    second = replace(observe_steps((x[1:], y[1:]), model=LENET, data=DATA, seed=1), round=4)
     links = Links((torch.tensor([0, 1]), torch.tensor([1, 2])), torch.tensor([1.0, 0.5, 1.0]), y, (1, 2), ("pass 2",))
     return Case((first, second), links=links)
 
@@ -91,10 +92,10 @@ def test_shared_example_is_returned_once_with_its_places_in_both_rounds(two_roun
     assert found.evidence["linked"] == (1.0, 0.5, 1.0)
 
 
-def test_batched_cases_of_several_rounds_are_answered_like_single_ones(two_rounds: Case, observe, examples) -> None:
+def test_batched_cases_of_several_rounds_are_answered_like_single_ones(two_rounds: Case, examples) -> None:
     x, y = examples
     other = tuple(
-        replace(observe((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
+        replace(observe_steps((x[rows].flip(-1), y[rows]), model=LENET, data=DATA, client="d", seed=seed), round=number)
         for rows, seed, number in (([0, 1], 0, 1), ([1, 2], 1, 4))
     )
     attack = cpl().copy_with(optimiser=Adam(learning_rate=0.05), steps=5)
@@ -105,11 +106,14 @@ def test_batched_cases_of_several_rounds_are_answered_like_single_ones(two_round
         torch.testing.assert_close(one.x, alone.x, rtol=1e-3, atol=1e-3)
 
 
-def test_more_noisy_rounds_lower_the_error(observe, examples) -> None:
+def test_more_noisy_rounds_lower_the_error(examples) -> None:
     """With equal noise in each, four rounds give less than half of the squared error of one."""
     x, y = examples
     rounds = tuple(
-        replace(observe((x[:1], y[:1]), model=LENET, data=DATA, seed=seed, defense="gaussian(0.002)", client="e"), round=seed + 1)
+        replace(
+            observe_steps((x[:1], y[:1]), model=LENET, data=DATA, seed=seed, defense="gaussian(0.002)", client="e"),
+            round=seed + 1,
+        )
         for seed in range(4)
     )
     links = Links(tuple(torch.tensor([0]) for _ in rounds), torch.ones(1), y[:1], (1, 2, 3, 4))
@@ -118,11 +122,11 @@ def test_more_noisy_rounds_lower_the_error(observe, examples) -> None:
     assert (together.x - x[:1]).square().mean() < 0.5 * (alone.x - x[:1]).square().mean()
 
 
-def test_surrogate_weights_lie_between_broadcast_and_returned_ones(observe, examples) -> None:
+def test_surrogate_weights_lie_between_broadcast_and_returned_ones(examples) -> None:
     """The weights lie at the share sigmoid(z) between both (SME); the reference is computed at the share 0.5."""
     x, y = examples
     batches = ((x[:1], y[:1]), (x[1:2], y[1:2]), (x[2:], y[2:]))
-    observation = observe(*batches, model=LENET, data=DATA, learning_rate=0.05)
+    observation = observe_steps(*batches, model=LENET, data=DATA, learning_rate=0.05)
     run = MatchingRun(cpl().copy_with(surrogate=True), [Case((observation,))], seeded(), None)
     search = run.batch
     (start,) = run._draw_starts(search, [0], [0], y[None], None)
@@ -137,9 +141,9 @@ def test_surrogate_weights_lie_between_broadcast_and_returned_ones(observe, exam
     assert float(slope[0, -1].abs()) > 0
 
 
-def test_separate_local_epochs_are_merged_in_the_answer(observe, examples) -> None:
+def test_separate_local_epochs_are_merged_in_the_answer(examples) -> None:
     x, y = examples
-    observation = observe((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
+    observation = observe_steps((x, y), (x[[2, 0, 1]], y[[2, 0, 1]]), model=LENET, data=DATA, learning_rate=0.05)
     training = replace(observation.training, steps=None, epochs=2)
     observation = replace(observation, num_examples=3, training=training)
     attack = cpl(init="uniform", steps=3).copy_with(local_steps="simulated", order_invariant=0.1)
@@ -158,9 +162,9 @@ def test_separate_local_epochs_are_merged_in_the_answer(observe, examples) -> No
         cpl().copy_with(order_invariant=0.1)
 
 
-def test_killed_search_resumes_to_the_same_result(image_case) -> None:
+def test_killed_search_resumes_to_the_same_result() -> None:
     """The search is killed in its first start, between two starts, and in its second, which needs the result of the first."""
-    cases = [image_case(i)[0] for i in range(2)]
+    cases = [make_image_case(i)[0] for i in range(2)]
     attack = cpl(init="uniform", steps=5, restarts=2).copy_with(stop=replace(cpl().search.stop, stuck=0.0, precision=0.0))
     undisturbed = attack(cases, rng=seeded())
     for calls in (1, 4, 9):

@@ -1,7 +1,5 @@
 """Tests of merging: candidates of the same example from unlinked rounds become one, others stay separate."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from observations import observe_rounds
@@ -11,7 +9,7 @@ from torch import Tensor
 from attacker.attacks.multi_round.merging import MAX_CANDIDATES, group_candidates, merge
 from attacker.attacks.papers.agic import agic
 from attacker.reconstruction import Reconstruction, Slot
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 LABELS = torch.tensor([0, 0, 1, 1])
 
@@ -93,7 +91,7 @@ def test_nan_candidate_is_not_merged() -> None:
     assert len(merge(answer(x, y, rounds), EQUAL_MISFITS).x) == 5
 
 
-def test_attack_without_links_merges_its_candidates(observe: Callable[..., Observation]) -> None:
+def test_attack_without_links_merges_its_candidates() -> None:
     """With batches of two and three passes, a search without links returns twelve candidates of four examples."""
     data, x = DataSpec(shape=(1, 8, 8), num_classes=4), four()
     order = ((0, 2), (1, 3), (1, 2), (0, 3), (0, 2), (1, 3))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from generators import seeded
-from ordered_clients import Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
+from ordered_clients import check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, agic
 from attacker.attacks.linking import Links
@@ -25,17 +25,17 @@ STEPS = 600
 ATTACK = agic(steps=STEPS, beta=1.0)
 
 
-def make_case(observe: Observe, *rounds: tuple[tuple[int, ...], ...], **settings: object) -> Case:
+def make_case(*rounds: tuple[tuple[int, ...], ...], **settings: object) -> Case:
     """Return a case of one client whose rounds have these batches, each round with other weights."""
-    seen = [observe_batches(observe, X, Y, order, seed=number, **settings) for number, order in enumerate(rounds)]
+    seen = [observe_batches(X, Y, order, seed=number, **settings) for number, order in enumerate(rounds)]
     return Case(tuple(replace(one, round=number + 1) for number, one in enumerate(seen)))
 
 
 ROUNDS = ((0, 3), (2, 1)), ((2, 3), (1, 0)), ((3, 1), (0, 2))
 
 
-def test_rounds_together_are_better_than_each_alone(observe: Observe) -> None:
-    case = make_case(observe, *ROUNDS[:2], rate=3.0)
+def test_rounds_together_are_better_than_each_alone() -> None:
+    case = make_case(*ROUNDS[:2], rate=3.0)
     (found,) = ATTACK([case], rng=seeded())
     alone = ATTACK.matching([Case((one,)) for one in case.observations], rng=seeded())
     assert found.x.shape == X.shape
@@ -46,10 +46,10 @@ def test_rounds_together_are_better_than_each_alone(observe: Observe) -> None:
     assert found.notes[-1].endswith("the answer explains all 2 rounds together")
 
 
-def test_examples_with_equal_labels_keep_their_places_in_all_rounds(observe: Observe) -> None:
+def test_examples_with_equal_labels_keep_their_places_in_all_rounds() -> None:
     """Labels alone do not tell which of two examples with equal labels was in which step of a round, the other rounds do."""
     labels, orders = torch.tensor([2, 0, 2, 1]), (((0, 3), (2, 1)), ((2, 3), (0, 1)))
-    seen = [observe_batches(observe, X, labels, order, seed=k, rate=3.0) for k, order in enumerate(orders)]
+    seen = [observe_batches(X, labels, order, seed=k, rate=3.0) for k, order in enumerate(orders)]
     case = Case(tuple(replace(one, round=k + 1) for k, one in enumerate(seen)), links=link_same([4, 4]))
     run = MatchingRun(ATTACK.matching, [case], seeded(), None)
     run.search()
@@ -59,10 +59,10 @@ def test_examples_with_equal_labels_keep_their_places_in_all_rounds(observe: Obs
         assert [set(order.examples[:2]), set(order.examples[2:])] == [set(batch) for batch in expected]
 
 
-def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples(observe: Observe) -> None:
+def test_answer_is_that_of_the_best_round_if_the_others_hold_other_examples() -> None:
     """The second round is of other images and labels: the two rounds together explain neither."""
-    first = make_case(observe, ROUNDS[0], rate=3.0).observations[0]
-    others = observe_batches(observe, 1 - X.flip(-1), (Y + 1) % 4, ROUNDS[1], rate=3.0, seed=1)
+    first = make_case(ROUNDS[0], rate=3.0).observations[0]
+    others = observe_batches(1 - X.flip(-1), (Y + 1) % 4, ROUNDS[1], rate=3.0, seed=1)
     case = Case((first, replace(others, round=2)), links=link_same([4, 4]))
     (found,) = search_round_by_round(ATTACK.matching.copy_with(steps=900), [case], rng=seeded())
     error = min(measure_error(found, X), measure_error(found, 1 - X.flip(-1)))
@@ -92,16 +92,16 @@ def test_rounds_are_halved_by_their_distances(monkeypatch: pytest.MonkeyPatch) -
     assert round_by_round._polish_by_halves(run, 4) == [3, 7]
 
 
-def test_known_labels_are_kept(observe: Observe) -> None:
-    case = make_case(observe, *ROUNDS[:2])
+def test_known_labels_are_kept() -> None:
+    case = make_case(*ROUNDS[:2])
     known = replace(case, known_labels=torch.cat([Y, Y]), links=link_same([4, 4]))
     (found,) = search_round_by_round(ATTACK.matching, [known], rng=seeded())
     assert found.y.tolist() == Y.tolist()
     assert measure_error(found, X) < 0.01
 
 
-def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown(observe: Observe) -> None:
-    several, one_batch = make_case(observe, *ROUNDS), make_case(observe, ((0, 1, 2, 3),), ((0, 1, 2, 3),))
+def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown() -> None:
+    several, one_batch = make_case(*ROUNDS), make_case(((0, 1, 2, 3),), ((0, 1, 2, 3),))
     linked = replace(several, links=link_same([4, 4, 4]))
     matching = ATTACK.matching
     assert has_unknown_orders(matching, linked)
@@ -118,9 +118,9 @@ def test_rounds_are_searched_one_by_one_only_where_orders_are_unknown(observe: O
         assert not has_unknown_orders(matching, replace(several, links=links))
 
 
-def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe: Observe) -> None:
+def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples() -> None:
     """Without features of the last layer, whole epochs on equally many examples are taken to be on the same ones."""
-    case, attack = make_case(observe, *ROUNDS), agic(steps=20, polish=0.0, pre_steps=2)
+    case, attack = make_case(*ROUNDS), agic(steps=20, polish=0.0, pre_steps=2)
     case = replace(case, known_labels=Y.repeat(3))
     (found,) = attack([case], rng=seeded())
     assert len(found.x) == 4
@@ -131,15 +131,13 @@ def test_rounds_of_several_steps_are_linked_by_their_numbers_of_examples(observe
     assert not any("assumed to hold the same examples" in note for note in mixed.notes)
 
 
-def test_progress_of_both_parts_has_one_total(observe: Observe) -> None:
+def test_progress_of_both_parts_has_one_total() -> None:
     told: list[tuple[int, int, str]] = []
-    agic(steps=200, beta=1.0, closed_forms=False)(
-        [make_case(observe, *ROUNDS[:2])], rng=seeded(), progress=lambda *now: told.append(now)
-    )
+    agic(steps=200, beta=1.0, closed_forms=False)([make_case(*ROUNDS[:2])], rng=seeded(), progress=lambda *now: told.append(now))
     check_progress(told)
 
 
 @pytest.mark.parametrize(("part", "steps"), [("joint 0/alone/restart 0", 100), ("joint 0/together/polish ", 400)])
-def test_killed_search_resumes_to_bitwise_equal_images(observe: Observe, part: str, steps: int) -> None:
-    case, attack = make_case(observe, *ROUNDS[:2]), agic(steps=steps, beta=1.0, closed_forms=False)
+def test_killed_search_resumes_to_bitwise_equal_images(part: str, steps: int) -> None:
+    case, attack = make_case(*ROUNDS[:2]), agic(steps=steps, beta=1.0, closed_forms=False)
     check_resumption(attack, case, part)

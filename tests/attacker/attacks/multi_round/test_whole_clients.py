@@ -3,16 +3,15 @@
 import hashlib
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from federations import federate
+from changed_recordings import change_index
+from federations import federate, make_replay
 from reconstructions import make_reconstruction
 from safetensors.torch import load_file, save_file
 
@@ -72,11 +71,6 @@ def clients(run: Path) -> list[str]:
     return Recording(run / "recording").list_clients()
 
 
-def execute(run: Path, statement: str, *values: object) -> None:
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute(statement, values)
-
-
 def alter(run: Path, round: int, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the first tensor in a file of a round together with its checksum, as if it had been received like this."""
     path = run / "recording" / "rounds" / f"{round:05d}" / f"{name}.safetensors"
@@ -85,7 +79,7 @@ def alter(run: Path, round: int, name: str, change: Callable[[torch.Tensor], tor
     save_file({**tensors, first: change(tensors[first].clone())}, path)
     table, where = ("rounds", "") if name == "global" else ("observations", f" AND client = '{name}'")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    execute(run, f"UPDATE {table} SET sha256 = ? WHERE round = ?{where}", digest, round)
+    change_index(run / "recording", f"UPDATE {table} SET sha256 = ? WHERE round = ?{where}", digest, round)
 
 
 def one_nan(tensor: torch.Tensor) -> torch.Tensor:
@@ -186,8 +180,8 @@ def test_round_whose_squares_overflow_is_left_out_with_the_reason(run: Path) -> 
 
 
 def test_round_of_zero_examples_is_left_out_and_of_unknown_number_kept(run: Path) -> None:
-    execute(run, "UPDATE observations SET num_examples = 0 WHERE round = 2")
-    execute(run, "UPDATE observations SET num_examples = NULL WHERE round = 3")  # the number is estimated
+    change_index(run / "recording", "UPDATE observations SET num_examples = 0 WHERE round = 2")
+    change_index(run / "recording", "UPDATE observations SET num_examples = NULL WHERE round = 3")  # the number is estimated
     done = replay(run).run()
     assert seen_rounds() == {client: [1, 3] for client in clients(run)}
     for ((_, two),) in done.left_out.values():
@@ -200,7 +194,7 @@ def test_equal_reasons_are_printed_once(run: Path, capfd: pytest.CaptureFixture[
     for round in (2, 3):
         alter(run, round, "global", one_nan)
     spec = AttackSpec(name="together")
-    replay_with_progress(Replay(recording=Recording(run / "recording"), spec=spec, out=run / "reconstructions"))
+    replay_with_progress(make_replay(run, spec))
     printed = capfd.readouterr().err
     assert "4 rounds were not attacked together" in printed
     assert printed.count("the weights that were sent hold") == printed.count(" and 1 more: ") == 2  # once for each round
@@ -242,13 +236,13 @@ def test_damaged_failed_and_unusable_rounds_are_listed_with_reasons(run: Path) -
     bad, good = clients(run)
     path = run / "recording" / "rounds" / "00001" / f"{bad}.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    execute(
-        run,
+    change_index(
+        run / "recording",
         "UPDATE observations SET status = 'failed', reason = 'its disk is full', file = NULL, sha256 = NULL, codec = NULL"
         " WHERE round = 2 AND client = ?",
         good,
     )
-    execute(run, "UPDATE observations SET num_examples = 0 WHERE round = 3 AND client = ?", good)
+    change_index(run / "recording", "UPDATE observations SET num_examples = 0 WHERE round = 3 AND client = ?", good)
     done = replay(run).run()
     assert seen_rounds() == {bad: [2, 3], good: [1]}
     assert (done.done, done.failed) == (2, {})

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -58,8 +59,7 @@ def assert_agreement(model: nn.Module, shape: tuple[int, ...] = SHAPE) -> Chain:
 
 @pytest.fixture(autouse=True)
 def _weights_are_drawn_from_a_seed() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seed_default(5):
         yield
 
 

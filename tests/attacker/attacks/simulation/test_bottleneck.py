@@ -1,10 +1,11 @@
 """Tests of the gradient before a variational bottleneck with solved errors, against clients that drew their own values."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from generators import seed_default
+from observations import observe_steps
 from torch import Tensor
 from torch.func import grad
 
@@ -13,7 +14,7 @@ from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.simulation import bottleneck, gradients
 from attacker.attacks.simulation.bottleneck import SolvedBottleneck, find_solved_bottleneck
 from fedsim import models
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(3, 16, 16), num_classes=5)
 MODEL = ModelSpec(name="lenet_rog", network="precode(bottleneck=16)")
@@ -27,10 +28,9 @@ def draw_images(seed: int = 0) -> Tensor:
 
 
 @pytest.fixture
-def case(observe: Callable[..., Observation]) -> Case:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)  # the client's draws
-        return Case((observe((draw_images(), LABELS), model=MODEL, data=DATA),), known_labels=LABELS)
+def case() -> Case:
+    with seed_default(7):  # the client's draws
+        return Case((observe_steps((draw_images(), LABELS), model=MODEL, data=DATA),), known_labels=LABELS)
 
 
 def compare(case: Case, x: Tensor) -> tuple[SolvedBottleneck, dict[str, float]]:
@@ -137,7 +137,7 @@ def test_errors_are_also_solved_in_networks_that_are_too_large_for_vmap(case: Ca
     assert max(errors.values()) < 1e-2
 
 
-def test_large_batches_other_networks_and_defended_updates_are_simulated_as_before(observe: Callable[..., Observation]) -> None:
+def test_large_batches_other_networks_and_defended_updates_are_simulated_as_before() -> None:
     model = models.build(MODEL, DATA)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     assert find_solved_bottleneck(model, DATA, weights, 16, "cross_entropy") is not None
@@ -146,7 +146,7 @@ def test_large_batches_other_networks_and_defended_updates_are_simulated_as_befo
     own = {name: p.detach() for name, p in plain.named_parameters()}
     assert find_solved_bottleneck(plain, DATA, own, 3, "cross_entropy") is None
     batch = draw_images(), LABELS
-    signs = Case((observe(batch, model=MODEL, data=DATA, defense="sign()"),))
+    signs = Case((observe_steps(batch, model=MODEL, data=DATA, defense="sign()"),))
     assert CaseBatch(rog(), [signs]).views[0].bottleneck is None
-    sent = Case((observe(batch, model=MODEL, data=DATA),))
+    sent = Case((observe_steps(batch, model=MODEL, data=DATA),))
     assert CaseBatch(rog(knows_defense=False), [sent]).views[0].bottleneck is None

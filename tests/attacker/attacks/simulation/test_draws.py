@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seed_default
+from observations import observe_steps
 from torch import Tensor
 
 from attacker.attacks import Case, inverting_gradients
@@ -12,30 +14,28 @@ from attacker.attacks.matching.case_batch import CaseBatch
 from attacker.attacks.matching.simulation import Simulation
 from attacker.attacks.simulation.draws import Draws
 from defenses.inputs import InputsSpec, to_one_hot
-from fedsim.recording import DataSpec, ModelSpec, Observation
+from fedsim.recording import DataSpec, ModelSpec
 
 DATA = DataSpec(shape=(1, 8, 8), num_classes=4)
 LABELS = torch.tensor([1, 3])
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-Observe = Callable[..., Observation]
 
 
 def draw_images() -> Tensor:
     return torch.rand(2, *DATA.shape, generator=torch.Generator().manual_seed(0))
 
 
-def drop_features(observe: Observe, *, p: float = 0.6) -> Case:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)  # the client's masks
+def drop_features(*, p: float = 0.6) -> Case:
+    with seed_default(5):  # the client's masks
         network = ModelSpec(name="mlp", arguments={"hidden": [30]}, network=f"dropout({p})")
-        return Case((observe((draw_images(), LABELS), model=network, data=DATA),), known_labels=LABELS)
+        return Case((observe_steps((draw_images(), LABELS), model=network, data=DATA),), known_labels=LABELS)
 
 
-def mix_examples(observe: Observe, matrix: Tensor, inputs: str = "mixup") -> Case:
+def mix_examples(matrix: Tensor, inputs: str = "mixup") -> Case:
     """Return the case of a client that trains on mixtures with this matrix (N, N)."""
     x, y = (matrix @ draw_images().flatten(1)).reshape(2, *DATA.shape), matrix @ to_one_hot(LABELS, 4)
-    seen = observe((x, y), model=ModelSpec(name="lenet_dlg"), data=DATA)
+    seen = observe_steps((x, y), model=ModelSpec(name="lenet_dlg"), data=DATA)
     return Case((replace(seen, inputs=InputsSpec.parse(inputs)),), known_labels=LABELS)
 
 
@@ -52,19 +52,18 @@ def measure_error(case: Case, drawn: Callable[[Draws, CaseBatch], Tensor]) -> fl
     return float((error / torch.stack([g.square().sum() for g in row["observed"].values()]).sum()).sqrt())
 
 
-def test_true_mixture_explains_the_update_and_the_start_does_not(observe: Observe) -> None:
+def test_true_mixture_explains_the_update_and_the_start_does_not() -> None:
     matrix = torch.tensor([[0.3, 0.7], [0.9, 0.1]])
-    case = mix_examples(observe, matrix)
+    case = mix_examples(matrix)
     assert measure_error(case, lambda draws, batch: matrix.log().flatten()) < 1e-4
     assert measure_error(case, lambda draws, batch: matrix.T.log().flatten()) > 1e-2
     assert measure_error(case, lambda draws, batch: draws.start()) > 1e-2
 
 
-def test_true_masks_explain_the_update_and_the_start_is_without_dropout(observe: Observe) -> None:
-    case = drop_features(observe)
+def test_true_masks_explain_the_update_and_the_start_is_without_dropout() -> None:
+    case = drop_features()
     (one,) = case.observations
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seed_default(5):
         masks = torch.nn.functional.dropout(torch.ones(2, 30), 0.6) > 0
     assert measure_error(case, lambda draws, batch: torch.where(masks, 40.0, -40.0).flatten()) < 1e-4
     unmasked = measure_error(case, lambda draws, batch: draws.start())
@@ -81,18 +80,22 @@ def test_true_masks_explain_the_update_and_the_start_is_without_dropout(observe:
     assert one.model.network
 
 
-def test_search_with_draws_finds_more(observe: Observe) -> None:
+def test_search_with_draws_finds_more() -> None:
     """The masks are found with the images: the error of these falls, and a null ignores what was sent."""
-    case = drop_features(observe, p=0.7)
+    case = drop_features(p=0.7)
     errors = []
     for draws in (False, True):
         (found,) = inverting_gradients(steps=300, give_up=0.0, tv=0.0, draws=draws)([case], rng=torch.Generator().manual_seed(0))
         errors.append(float((found.x - draw_images()).square().mean()))
     assert errors[1] < 0.7 * errors[0]
     (seen,) = case.observations
-    other = drop_features(observe, p=0.7)
+    other = drop_features(p=0.7)
     other = Case(
-        (replace(other.observations[0], payload=observe((draw_images() ** 2, LABELS), model=seen.model, data=DATA).payload),)
+        (
+            replace(
+                other.observations[0], payload=observe_steps((draw_images() ** 2, LABELS), model=seen.model, data=DATA).payload
+            ),
+        )
     )
     nulls = [
         inverting_gradients(steps=3, draws=True).null()([one], rng=torch.Generator().manual_seed(0))[0].x
@@ -101,14 +104,14 @@ def test_search_with_draws_finds_more(observe: Observe) -> None:
     assert torch.equal(nulls[0], nulls[1])
 
 
-def test_draws_that_cannot_be_searched_are_refused(observe: Observe) -> None:
-    plain = Case((observe((draw_images(), LABELS), model=ModelSpec(name="lenet_dlg"), data=DATA),))
+def test_draws_that_cannot_be_searched_are_refused() -> None:
+    plain = Case((observe_steps((draw_images(), LABELS), model=ModelSpec(name="lenet_dlg"), data=DATA),))
     assert CaseBatch(inverting_gradients(draws=True), [plain]).draws is None
-    flipped = mix_examples(observe, torch.eye(2), "instahide(k=2)")
+    flipped = mix_examples(torch.eye(2), "instahide(k=2)")
     with pytest.raises(ValueError, match="only with flips=0 and without public images"):
         CaseBatch(inverting_gradients(draws=True), [flipped])
-    assert CaseBatch(inverting_gradients(draws=True), [mix_examples(observe, torch.eye(2), "instahide(k=2, flips=0)")]).draws
-    twice = observe(*[(draw_images(), LABELS)] * 2, model=ModelSpec(name="mlp", network="dropout(0.5)"), data=DATA)
+    assert CaseBatch(inverting_gradients(draws=True), [mix_examples(torch.eye(2), "instahide(k=2, flips=0)")]).draws
+    twice = observe_steps(*[(draw_images(), LABELS)] * 2, model=ModelSpec(name="mlp", network="dropout(0.5)"), data=DATA)
     with pytest.raises(ValueError, match="took several steps for its 4 examples"):
         CaseBatch(inverting_gradients(draws=True), [Case((twice,))])
     with pytest.raises(ValueError, match="a client drew in one local step, and needs local_steps=one_batch"):

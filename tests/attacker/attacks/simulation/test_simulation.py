@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from observations import make_observation
 from torch import Tensor, nn
 from torch.func import vmap
@@ -221,8 +222,7 @@ def test_labels_of_several_examples_with_a_single_logit_are_counted() -> None:
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_dropout_is_switched_off_in_simulations(mode: str) -> None:
     x, y = draw_examples(2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seed_default(0):
         observation = observe_client((x, y), mode=mode, dropout=0.5)
     assert_same(simulate_gradient(observation, x, y), simulate_gradient(observation, x, y))
     plain = seen(observe_client((x, y), mode=mode))

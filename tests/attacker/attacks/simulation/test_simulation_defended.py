@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from generators import seed_default
 from observations import make_observation
 from torch import Tensor
 from torch.func import vmap
@@ -48,8 +49,7 @@ def observe_client(
     training = Training(**{"learning_rate": 0.1, "batch_size": 4, "steps": 1, **changes})
     x, y = draw_examples()
     rule, rng = GradientSpec.parse(gradient).build(), torch.Generator().manual_seed(3)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
+    with seed_default(4):
         trained = train(model, weights, [(x, y)] * (training.steps or 1), training, DATA, rule=rule, rng=rng)
     facts = {"model": spec, "data": DATA, "training": training, "gradient": GradientSpec.parse(gradient)}
     return make_observation(trained.update, weights, defense=defense, **facts)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from checkpoint_memory import DictMemory
 from generators import seeded
-from ordered_clients import DATA, Observe, check_progress, check_resumption, draw_images, measure_error, observe_batches
+from observations import observe_steps
+from ordered_clients import DATA, check_progress, check_resumption, draw_images, measure_error, observe_batches
 
 from attacker.attacks import Case, inverting_gradients
 from attacker.attacks.confidence import INFERRED_ORDER, estimates
@@ -96,10 +97,10 @@ def test_orders_that_exchange_equal_labels_are_fitted_once_in_one_epoch() -> Non
 )
 @pytest.mark.usefixtures("orders_inferred_once")
 def test_images_of_several_batches_are_recovered_with_their_order(
-    observe: Observe, orders: tuple[tuple[int, ...], ...], settings: dict[str, object]
+    orders: tuple[tuple[int, ...], ...], settings: dict[str, object]
 ) -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
-    case = Case((observe_batches(observe, x, y, orders, **settings),))
+    case = Case((observe_batches(x, y, orders, **settings),))
     steps = STEPS * len(orders) // 2
     (found,) = inverting_gradients(steps=steps)([case], rng=seeded())
     assert found.evaluations <= steps
@@ -111,9 +112,9 @@ def test_images_of_several_batches_are_recovered_with_their_order(
 @pytest.mark.usefixtures("orders_inferred_once")
 @pytest.mark.parametrize("inferred", [False, True])
 def test_probabilities_from_10_to_90_percent_are_undecided_in_a_fixed_order_alone(
-    observe: Observe, monkeypatch: pytest.MonkeyPatch, inferred: bool
+    monkeypatch: pytest.MonkeyPatch, inferred: bool
 ) -> None:
-    case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    case = Case((observe_batches(draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
     attack = inverting_gradients(steps=STEPS, local_steps="auto" if inferred else "simulated", give_up=0.0)
     run = MatchingRun(attack, [case], seeded(), None)
     run.search()
@@ -142,12 +143,10 @@ def test_probabilities_from_10_to_90_percent_are_undecided_in_a_fixed_order_alon
 
 @pytest.mark.usefixtures("orders_inferred_once")
 @pytest.mark.parametrize("contrast", [0.2, 1.0])
-def test_images_of_one_colour_are_never_likely_in_an_inferred_order(
-    observe: Observe, monkeypatch: pytest.MonkeyPatch, contrast: float
-) -> None:
+def test_images_of_one_colour_are_never_likely_in_an_inferred_order(monkeypatch: pytest.MonkeyPatch, contrast: float) -> None:
     x = draw_images(4)
     x[0] = 0.5 + contrast * (x[0] - 0.5)
-    case = Case((observe_batches(observe, x, torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    case = Case((observe_batches(x, torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
 
     def judge(route: str, found: Any, explained: torch.Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
         return estimates.ConfidenceEstimates(torch.full_like(explained, 0.95), explained, found)
@@ -161,20 +160,20 @@ def test_images_of_one_colour_are_never_likely_in_an_inferred_order(
     assert any("of one colour" in note for note in found.notes) == bool(undecided)
 
 
-def test_steps_that_are_taken_for_one_explain_less(observe: Observe) -> None:
+def test_steps_that_are_taken_for_one_explain_less() -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
-    case = Case((observe_batches(observe, x, y, ((0, 3), (2, 1))),))
+    case = Case((observe_batches(x, y, ((0, 3), (2, 1))),))
     (found,) = inverting_gradients(steps=STEPS, local_steps="one_batch", give_up=0.0)([case], rng=seeded())
     assert measure_error(found, x) > 0.1
     assert found.evidence["misfit"][0] > -1
 
 
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_orders_of_several_rounds_are_found_with_the_images(observe: Observe) -> None:
+def test_orders_of_several_rounds_are_found_with_the_images() -> None:
     """The joint search over two rounds of a client, each with an order of its own, and positions that links give."""
     x, y, again = draw_images(4), torch.tensor([2, 0, 3, 1]), torch.tensor([3, 1, 0, 2])
-    first = observe_batches(observe, x, y, ((0, 3), (2, 1)))
-    second = observe_batches(observe, x[again], y[again], ((1, 3), (0, 2)), seed=1)
+    first = observe_batches(x, y, ((0, 3), (2, 1)))
+    second = observe_batches(x[again], y[again], ((1, 3), (0, 2)), seed=1)
     links = Links((torch.arange(4), again), torch.ones(4), labels=y)
     case = Case((first, replace(second, round=2)), links=links)
     (found,) = inverting_gradients(steps=STEPS)([case], rng=seeded())
@@ -182,19 +181,19 @@ def test_orders_of_several_rounds_are_found_with_the_images(observe: Observe) ->
     assert found.evidence["misfit"][0] < -4
 
 
-def test_null_of_ordered_steps_does_not_read_the_update(observe: Observe) -> None:
+def test_null_of_ordered_steps_does_not_read_the_update() -> None:
     y, found = torch.tensor([2, 0, 3, 1]), []
     for seed in (1, 2):
-        case = Case((observe_batches(observe, torch.rand(4, *DATA.shape, generator=seeded(seed)), y, ((0, 3), (2, 1))),))
+        case = Case((observe_batches(torch.rand(4, *DATA.shape, generator=seeded(seed)), y, ((0, 3), (2, 1))),))
         found += inverting_gradients(steps=100).null()([case], rng=seeded())
     assert torch.equal(found[0].x, found[1].x)
     assert [one.evaluations for one in found] == [100, 100]
 
 
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_progress_covers_the_search_for_orders(observe: Observe) -> None:
+def test_progress_covers_the_search_for_orders() -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
-    cases = [Case((observe_batches(observe, x, y, ((0, 3), (2, 1)), client=name),)) for name in "ab"]
+    cases = [Case((observe_batches(x, y, ((0, 3), (2, 1)), client=name),)) for name in "ab"]
     seen: list[tuple[int, int, str]] = []
     inverting_gradients(steps=300)(cases, rng=seeded(), progress=lambda *told: seen.append(told))
     check_progress(seen)
@@ -202,10 +201,10 @@ def test_progress_covers_the_search_for_orders(observe: Observe) -> None:
 
 
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_order_is_not_searched_for_where_steps_hardly_matter(observe: Observe) -> None:
+def test_order_is_not_searched_for_where_steps_hardly_matter() -> None:
     x, y, effects = draw_images(4), torch.tensor([2, 0, 3, 1]), []
     for rate in (1e-3, 2e-3, 3.0):
-        case, told = Case((observe_batches(observe, x, y, ((0, 3), (2, 1)), rate=rate),)), list[str]()
+        case, told = Case((observe_batches(x, y, ((0, 3), (2, 1)), rate=rate),)), list[str]()
         run = MatchingRun(inverting_gradients(steps=300), [case], seeded(), lambda *now, told=told: told.append(now[2]))
         run.search()
         effects.append(OrderSearch(run, PolishStart(0, *run.best[0].get_latent())).measure_effect())
@@ -216,9 +215,9 @@ def test_order_is_not_searched_for_where_steps_hardly_matter(observe: Observe) -
     assert effects[1] < MIN_STEP_EFFECT < effects[2]
 
 
-def test_killed_search_for_orders_resumes_to_bitwise_equal_images(observe: Observe) -> None:
+def test_killed_search_for_orders_resumes_to_bitwise_equal_images() -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
-    case, attack = Case((observe_batches(observe, x, y, ((0, 3), (2, 1))),)), inverting_gradients(steps=300)
+    case, attack = Case((observe_batches(x, y, ((0, 3), (2, 1))),)), inverting_gradients(steps=300)
     check_resumption(attack, case, "polish ")
 
 
@@ -227,9 +226,9 @@ def test_killed_search_for_orders_resumes_to_bitwise_equal_images(observe: Obser
     [(4, 2, 1, 2), (5, 2, 2, 6), (4, 4, 3, 1), (4, 8, 1, 1), (32, 8, 1, 4), (33, 11, 1, 1), (20, 2, 1, 10), (22, 2, 1, 1)],
 )
 def test_order_is_searched_for_where_few_examples_are_in_few_steps(
-    observe: Observe, examples: int, batch_size: int, epochs: int, steps: int
+    examples: int, batch_size: int, epochs: int, steps: int
 ) -> None:
-    seen = observe((draw_images(2), torch.tensor([0, 1])), model=ModelSpec(name="lenet_dlg"), data=DATA)
+    seen = observe_steps((draw_images(2), torch.tensor([0, 1])), model=ModelSpec(name="lenet_dlg"), data=DATA)
     training = replace(seen.training, steps=None, epochs=epochs, batch_size=batch_size)
     assert count_ordered_steps(training, examples) == steps
 
@@ -247,11 +246,9 @@ def test_order_is_searched_for_where_few_examples_are_in_few_steps(
     ],
 )
 @pytest.mark.usefixtures("orders_inferred_once")
-def test_orders_are_searched_for_only_before_a_polish(
-    observe: Observe, settings: dict[str, Any], defense: str, fits: int
-) -> None:
+def test_orders_are_searched_for_only_before_a_polish(settings: dict[str, Any], defense: str, fits: int) -> None:
     x, y = draw_images(4), torch.tensor([2, 0, 3, 1])
-    case = Case((observe_batches(observe, x, y, ((0, 3), (2, 1)), defense=defense),))
+    case = Case((observe_batches(x, y, ((0, 3), (2, 1)), defense=defense),))
     run = MatchingRun(inverting_gradients(steps=3000, **settings), [case], seeded(), None)
     assert run.fits == fits
     polishing = 30 if fits else run.polishing
@@ -260,13 +257,13 @@ def test_orders_are_searched_for_only_before_a_polish(
     assert run.steps == (3000 - polishing * 20 * (2 if fits else 1) - fits * 40) // (2 if ordered else 1)
 
 
-def test_measured_evaluation_infers_no_order(observe: Observe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_evaluation_infers_no_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forecast of an audit would otherwise take longer than the attack."""
 
     def refuse(*args: object, **settings: object) -> None:
         raise AssertionError("an order was searched for")
 
-    case = Case((observe_batches(observe, draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
+    case = Case((observe_batches(draw_images(4), torch.tensor([2, 0, 3, 1]), ((0, 3), (2, 1))),))
     monkeypatch.setattr(observed, "infer_step_order", refuse)
     for attack in (inverting_gradients(steps=STEPS), inverting_gradients(steps=STEPS).null()):
         assert attack.time_evaluation(case) > 0
@@ -281,10 +278,10 @@ def spoil(observation: Observation) -> Observation:
     return replace(observation, payload=encode(update))
 
 
-def test_order_of_a_client_does_not_depend_on_the_others_of_its_chunk(observe: Observe) -> None:
+def test_order_of_a_client_does_not_depend_on_the_others_of_its_chunk() -> None:
     y = torch.tensor([2, 0, 3, 1])
-    good = Case((observe_batches(observe, draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="good"),))
-    bad = Case((spoil(observe_batches(observe, draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="bad")),))
+    good = Case((observe_batches(draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="good"),))
+    bad = Case((spoil(observe_batches(draw_images(4), y, ((0, 3), (2, 1)), rate=3.0, client="bad")),))
     attack, told = inverting_gradients(steps=STEPS), list[tuple[int, int, str]]()
     alone = {case.key: attack([case], rng=seeded())[0] for case in (good, bad)}
     assert measure_error(alone[good.key], draw_images(4)) < 0.01

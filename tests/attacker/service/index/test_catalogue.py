@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from changed_recordings import add_round, change_index
 
 from attacker.reconstruction import Reconstruction
 from attacker.service.index import Catalogue, Changes, UnknownName
@@ -33,16 +32,6 @@ def catalogue(root: Path) -> Open:
         return made
 
     return make
-
-
-def add_round(run: Path, number: int) -> None:
-    """Add a round to the index of a recording, with copies of the rows of round 1."""
-    with closing(sqlite3.connect(run / "recording" / "index.sqlite")) as index, index:
-        index.execute(
-            "INSERT INTO observations SELECT ?, client, node, 1, 'late', '', NULL, NULL, NULL, NULL, 0, '{}', received_at + 10 "
-            "FROM observations WHERE round = 1",
-            (number,),
-        )
 
 
 def test_runs_are_found_up_to_three_folders_deep(root: Path, catalogue: Open) -> None:
@@ -90,7 +79,7 @@ def test_linked_files_of_an_attack_are_not_read(root: Path, tmp_path: Path, cata
 def test_new_round_is_listed_once(root: Path, catalogue: Open) -> None:
     found = catalogue()
     assert found.scan() == Changes() or found.scan().arrived == []
-    add_round(root / "digits", 3)
+    add_round(root / "digits" / "recording", 3)
     changes = found.scan()
     assert [run.id for run in changes.changed] == ["digits"]
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
@@ -103,8 +92,8 @@ def test_scan_of_one_run_does_not_change_others(root: Path, catalogue: Open) -> 
     shutil.copytree(root / "digits", root / "other")
     found = catalogue()
     others, version = found.get_run("other").version, found.version
-    add_round(root / "digits", 3)
-    add_round(root / "other", 3)
+    add_round(root / "digits" / "recording", 3)
+    add_round(root / "other" / "recording", 3)
     changes = found.scan_run("digits")
     assert [(one.recording, one.round) for one in changes.arrived] == [("digits", 3)]
     assert found.get_run("digits").summary["last_round"] == 3
@@ -119,12 +108,11 @@ def test_only_recent_runs_are_listed_as_changed(root: Path, catalogue: Open, mon
     monkeypatch.setattr(catalogue_module, "RECORDING_SECONDS", 1e6)
     found, index = catalogue(), root / "digits" / "recording" / "index.sqlite"
     assert found.list_changed() == []
-    add_round(root / "digits", 3)
+    add_round(root / "digits" / "recording", 3)
     assert found.list_changed() == ["digits"]
     found.scan_run("digits")
     assert found.list_changed() == []
-    with closing(sqlite3.connect(index)) as db, db:
-        db.execute("UPDATE observations SET received_at = 1.0")
+    change_index(index.parent, "UPDATE observations SET received_at = 1.0")
     found.scan()
     os.utime(index)
     assert found.list_changed() == []
@@ -138,7 +126,7 @@ def test_first_scan_lists_every_round(root: Path) -> None:
 def test_only_rounds_that_changed_are_read_again(root: Path, catalogue: Open) -> None:
     found = catalogue()
     before = found.get_rows(found.get_run("digits"))
-    add_round(root / "digits", 3)
+    add_round(root / "digits" / "recording", 3)
     found.scan()
     after = found.get_rows(found.get_run("digits"))
     assert list(after) == [1, 2, 3]
@@ -148,8 +136,7 @@ def test_only_rounds_that_changed_are_read_again(root: Path, catalogue: Open) ->
 def test_repeated_round_is_read_again(root: Path, catalogue: Open) -> None:
     found = catalogue()
     found.get_rows(found.get_run("digits"))
-    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
-        index.execute("UPDATE observations SET attempt = 2, bytes = 9 WHERE round = 2")
+    change_index(root / "digits" / "recording", "UPDATE observations SET attempt = 2, bytes = 9 WHERE round = 2")
     found.scan()
     assert {row.bytes for row in found.get_rows(found.get_run("digits"))[2]} == {9}
 
@@ -268,13 +255,12 @@ def test_damaged_manifest_is_reported_without_the_root(root: Path, catalogue: Op
 
 
 def test_damaged_rows_are_reported_and_others_kept(root: Path, catalogue: Open) -> None:
-    with closing(sqlite3.connect(root / "digits" / "recording" / "index.sqlite")) as index, index:
-        index.execute("UPDATE observations SET node = ? WHERE round = 2", ("\x00",))
+    change_index(root / "digits" / "recording", "UPDATE observations SET node = ? WHERE round = 2", "\x00")
     found = catalogue()
     run = found.get_run("digits")
     assert len(run.summary["trouble"]) == 3
     assert {number: len(rows) for number, rows in found.get_rows(run).items() if rows} == {1: 3}
-    add_round(root / "digits", 3)
+    add_round(root / "digits" / "recording", 3)
     found.scan()
     assert len(found.get_run("digits").summary["trouble"]) == 3
 

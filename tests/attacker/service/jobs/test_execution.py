@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from equal_results import answers, check_equal
+from federations import make_replay
 from publications import list_publications
 
 from attacker.attacks import AttackSpec
@@ -30,7 +31,6 @@ from attacker.service.worker.messages import JobTask
 from attacker.service.worker.preview_files import Painter, make_preview_path
 from attacker.service.worker.preview_files import read as read_preview
 from attacker.service.worker.replay_results import STOPPED_CASES
-from fedsim.recording import Recording
 from fedsim.recording.files import hold_lock, read_json_lines
 
 JOB = "0123456789abcdef"
@@ -67,7 +67,7 @@ def change_spec(task: JobTask, **fields: object) -> JobTask:
 
 def replay(run: Path, out: Path, *, null: bool = False, **settings: object) -> Replay:
     spec = AttackSpec(name="inverting_gradients", arguments=SEARCH, null=null)
-    return Replay(recording=Recording(run / "recording"), spec=spec, out=out, **settings)
+    return make_replay(run, spec, out=out, **settings)
 
 
 def test_job_writes_the_same_files_as_the_commands(task: JobTask, run: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_previews_of_a_search_are_its_results_at_that_iteration(run: Path, tmp_p
     def search(steps: int, **settings: object) -> Path:
         spec = AttackSpec(name="cpl", arguments={"steps": steps, "restarts": 1})
         rounds = frozenset({1})
-        return Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path, rounds=rounds, **settings).run().folder
+        return make_replay(run, spec, out=tmp_path, rounds=rounds, **settings).run().folder
 
     def look(sights, iteration, most) -> None:
         assert most == 5
@@ -316,6 +316,6 @@ def test_job_of_a_killed_worker_is_repeated_with_the_same_result(
     assert now.result.scored
     assert not make_preview_path(settings.state_folder, job.id).exists(), "a preview goes with its job"
     spec = AttackSpec(name="inverting_gradients", arguments=arguments)
-    undisturbed = Replay(recording=Recording(run / "recording"), spec=spec, out=tmp_path / "out", threads=1).run()
+    undisturbed = make_replay(run, spec, out=tmp_path / "out", threads=1).run()
     check_equal(run / "reconstructions" / now.result.attacks[0].source, undisturbed.folder)
     queue.close()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.linear.first_layer import recover_linear
@@ -37,8 +38,7 @@ def network(hidden: Sequence[int] = (256,), *, steps: int = 0, seed: int = 0) ->
 
 
 def layers(width: int = 256, *, outputs: int = 10, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(1)
+    with seed_default(1):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, width, bias=bias), activation(), nn.Linear(width, outputs, bias=bias))
 
 

@@ -1,12 +1,11 @@
 """Tests of examples read off a linear layer that sees them, in networks that are no chain of supported layers."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from generators import seeded
+from observations import observe_steps
 from torch import Tensor, nn
 
 from attacker.attacks import Case, exact
@@ -19,7 +18,6 @@ from fedsim.recording.codec import encode
 
 ROWS = DataSpec(shape=(20,), num_classes=4, mean=(0.4,), std=(0.3,))
 IMAGES = DataSpec(shape=(3, 8, 8), num_classes=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
-Attacked = Callable[..., Reconstruction]
 
 
 class Residual(nn.Module):
@@ -114,23 +112,23 @@ def attack(observation: Observation) -> Reconstruction:
 
 @pytest.mark.parametrize(("network", "data"), [(Residual, ROWS), (WithoutHead, ROWS), (NormalisesInside, IMAGES)])
 @pytest.mark.parametrize("label", [0, 3])
-def test_a_single_example_and_its_label_are_exact(network: type[nn.Module], data: DataSpec, label: int, observe: Any) -> None:
+def test_a_single_example_and_its_label_are_exact(network: type[nn.Module], data: DataSpec, label: int) -> None:
     x = draw(data)
-    found = attack(observe((x, torch.tensor([label])), model=name(network), data=data))
+    found = attack(observe_steps((x, torch.tensor([label])), model=name(network), data=data))
     torch.testing.assert_close(found.x, x, rtol=0, atol=1e-4)
     assert (found.y.tolist(), found.route) == ([label], "linear")
     assert float(found.confidence[0]) >= 0.9
 
 
-def test_several_steps_on_one_example_still_give_it(observe: Any) -> None:
+def test_several_steps_on_one_example_still_give_it() -> None:
     x, y = draw(ROWS), torch.tensor([1])
-    one = observe((x, y), (x, y), model=name(Residual), data=ROWS)
+    one = observe_steps((x, y), (x, y), model=name(Residual), data=ROWS)
     found = attack(replace(one, num_examples=1))
     torch.testing.assert_close(found.x, x, rtol=0, atol=1e-4)
 
 
-def test_two_examples_reported_as_one_are_not_certain(observe: Any) -> None:
-    one = observe((draw(ROWS, 2), torch.tensor([1, 2])), model=name(Residual), data=ROWS)
+def test_two_examples_reported_as_one_are_not_certain() -> None:
+    one = observe_steps((draw(ROWS, 2), torch.tensor([1, 2])), model=name(Residual), data=ROWS)
     found = attack(replace(one, num_examples=1))
     assert not float(found.confidence[0]) >= 0.5
     assert "cannot invert this network" in exact(fallback="none").plan(Case((one,))).reasons["linear"]
@@ -138,9 +136,9 @@ def test_two_examples_reported_as_one_are_not_certain(observe: Any) -> None:
 
 @pytest.mark.parametrize("network", [NormedExamples, NormedBatch])
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_batch_before_relu_and_normalisation_is_exact(network: type[nn.Module], count: int, observe: Any) -> None:
+def test_a_batch_before_relu_and_normalisation_is_exact(network: type[nn.Module], count: int) -> None:
     x, y = draw(replace(ROWS, num_classes=5), count), torch.tensor([1, 2, 0, 4])[:count]
-    one = observe((x, y), model=name(network), data=replace(ROWS, num_classes=5))
+    one = observe_steps((x, y), model=name(network), data=replace(ROWS, num_classes=5))
     model = models.build(one.model, one.data, seed=0).train()
     weights = {name: w.clone().requires_grad_() for name, w in one.weights.items()}
     logits = torch.func.functional_call(model, weights, (ROWS.normalise(x),))
@@ -154,10 +152,10 @@ def test_a_batch_before_relu_and_normalisation_is_exact(network: type[nn.Module]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_mixtures_behind_sums_of_neurons_are_never_certain(seed: int, observe: Any) -> None:
+def test_mixtures_behind_sums_of_neurons_are_never_certain(seed: int) -> None:
     data, rng = replace(IMAGES, num_classes=5), torch.Generator().manual_seed(seed)
     x = 0.5 + 0.2 * torch.rand(1, *data.shape, generator=rng) + 0.1 * torch.rand(6, *data.shape, generator=rng)
-    one = observe((x, torch.arange(6) % 5), model=name(SummedNeurons), data=data, seed=seed)
+    one = observe_steps((x, torch.arange(6) % 5), model=name(SummedNeurons), data=data, seed=seed)
     observed = stack([Case((one,))])
     layer = find_direct_layer(observed, 0)
     assert layer is not None
@@ -167,21 +165,21 @@ def test_mixtures_behind_sums_of_neurons_are_never_certain(seed: int, observe: A
     assert not bool((wrong & (certain >= 0.5)).any())
 
 
-def test_an_example_behind_dropout_is_not_certain(observe: Any) -> None:
-    one = observe((draw(ROWS), torch.tensor([1])), model=name(DropsInputs), data=ROWS)
+def test_an_example_behind_dropout_is_not_certain() -> None:
+    one = observe_steps((draw(ROWS), torch.tensor([1])), model=name(DropsInputs), data=ROWS)
     found = attack(replace(one, training=replace(one.training, mode="train")))
     assert bool(found.confidence.isnan().all())
     assert any("dropout of inputs" in note for note in found.notes)
 
 
-def test_a_layer_that_does_not_see_the_example_itself_is_not_used(observe: Any) -> None:
+def test_a_layer_that_does_not_see_the_example_itself_is_not_used() -> None:
     for network, data in ((NormalisesEach, ROWS), (Residual, ROWS)):
-        one = observe((draw(data), torch.tensor([1])), model=name(network), data=data)
+        one = observe_steps((draw(data), torch.tensor([1])), model=name(network), data=data)
         layer = find_direct_layer(stack([Case((one,))]), 0)
         assert (layer is None) == (network is NormalisesEach)
 
 
-def test_noise_leaves_the_answer_to_a_search(observe: Any) -> None:
-    one = observe((draw(ROWS), torch.tensor([1])), model=name(Residual), data=ROWS, defense="gaussian(0.01)")
+def test_noise_leaves_the_answer_to_a_search() -> None:
+    one = observe_steps((draw(ROWS), torch.tensor([1])), model=name(Residual), data=ROWS, defense="gaussian(0.01)")
     found = attack(one)
     assert not float(found.confidence[0]) >= 0.9

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_loss
 from torch.nn import functional
 
 from attacker.attacks import Case, exact
@@ -20,15 +20,12 @@ MODEL = ModelSpec(name="mlp", arguments={"hidden": [128]})
 def attack(precision: torch.dtype, x: torch.Tensor, *, size: int, seed: int) -> Reconstruction:
     """Attack one step on rows x in mixed precision. told: number of examples that the client reports."""
     model = models.build(MODEL, DATA, seed=seed)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     with torch.autocast("cpu", dtype=precision):
         loss = functional.cross_entropy(model(x), torch.arange(len(x)) % 6)
-    loss.backward()
-    update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(
         learning_rate=0.1, batch_size=size, steps=1, precision="bfloat16" if precision == torch.bfloat16 else "float16"
     )
-    observation = make_observation(update, weights, model=MODEL, data=DATA, training=training)
+    observation = observe_loss(loss, model, model=MODEL, data=DATA, training=training)
     return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 

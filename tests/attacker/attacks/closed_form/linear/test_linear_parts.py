@@ -20,10 +20,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def sparse_product(size: int = 5, neurons: int = 120, values: int = 30) -> tuple[Tensor, Tensor, Tensor]:
+def sparse_product() -> tuple[Tensor, Tensor, Tensor]:
     """Return random D, X and D X, with half of the entries of D zero."""
-    d = draw(neurons, size, seed=1) * (draw(neurons, size, seed=2) > 0)
-    x = draw(size, values, seed=3)
+    d = draw(120, 5, seed=1) * (draw(120, 5, seed=2) > 0)
+    x = draw(5, 30, seed=3)
     return d, x, d @ x
 
 

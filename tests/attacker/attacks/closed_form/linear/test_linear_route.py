@@ -1,9 +1,8 @@
 """Tests of the closed form (route) `linear` of the attack `exact`: all examples of a batch, their labels, and duplicates."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
+from observations import observe_steps
 from sklearn.datasets import load_digits
 
 from attacker.attacks import Case, exact
@@ -24,11 +23,9 @@ def answer(observation: Observation, **arguments: object) -> object:
 
 
 @pytest.mark.parametrize("indices", [(3,), (3, 14), (3, 14, 15, 92), (7, 1, 8, 28, 18, 2)])
-def test_all_examples_behind_relu_are_found_with_their_labels(
-    indices: tuple[int, ...], observe: Callable[..., Observation]
-) -> None:
+def test_all_examples_behind_relu_are_found_with_their_labels(indices: tuple[int, ...]) -> None:
     x, y = batch(*indices)
-    found = answer(observe((x, y), model=MLP, data=DATA))
+    found = answer(observe_steps((x, y), model=MLP, data=DATA))
     assert found.route == "linear"
     distance = (found.x[:, None] - x[None]).square().flatten(2).mean(dim=2)
     match = distance.argmin(dim=0)
@@ -39,27 +36,27 @@ def test_all_examples_behind_relu_are_found_with_their_labels(
     assert float(found.confidence.min()) > 0.9
 
 
-def test_duplicate_example_is_returned_twice(observe: Callable[..., Observation]) -> None:
+def test_duplicate_example_is_returned_twice() -> None:
     x, y = batch(3, 14, 14)
-    found = answer(observe((x, y), model=MLP, data=DATA))
+    found = answer(observe_steps((x, y), model=MLP, data=DATA))
     assert found.route == "linear"
     assert sorted(found.y.tolist()) == sorted(y.tolist())
     assert float((found.x[:, None] - x[None]).square().flatten(2).mean(dim=2).amin(dim=0).max()) < 1e-8
     assert any("rank 2 for 3 examples" in note for note in found.notes)
 
 
-def test_inseparable_batch_is_searched_for_and_noted(observe: Callable[..., Observation]) -> None:
+def test_inseparable_batch_is_searched_for_and_noted() -> None:
     """Without zeros in the gradient, the examples cannot be separated: `exact` searches instead, and route="linear" raises."""
     x, y = batch(3, 14)
     data = DataSpec(shape=(1, 8, 8), num_classes=10)
-    found = answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), steps=1)
+    found = answer(observe_steps((x, y), model=ModelSpec(name="fcn3"), data=data), steps=1)
     assert found.route.startswith("optimisation")
     assert any("mixture" in note for note in found.notes)
     with pytest.raises(ValueError, match="mixture"):
-        answer(observe((x, y), model=ModelSpec(name="fcn3"), data=data), route="linear")
+        answer(observe_steps((x, y), model=ModelSpec(name="fcn3"), data=data), route="linear")
 
 
-def test_convolutions_have_no_linear_route(observe: Callable[..., Observation]) -> None:
+def test_convolutions_have_no_linear_route() -> None:
     x, y = batch(3, 14)
     with pytest.raises(ValueError, match="the first layer, 0, is a convolution"):
-        answer(observe((x, y), model=ModelSpec(name="lenet_dlg"), data=DATA), route="linear")
+        answer(observe_steps((x, y), model=ModelSpec(name="lenet_dlg"), data=DATA), route="linear")

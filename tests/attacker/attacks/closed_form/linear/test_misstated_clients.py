@@ -6,6 +6,7 @@ from typing import Literal
 
 import pytest
 import torch
+from generators import seed_default
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
@@ -27,8 +28,7 @@ def load(*indices: int) -> tuple[Tensor, Tensor]:
 
 def network(*outputs: int, activation: Callable[[], nn.Module] = nn.ReLU, first: Sequence[nn.Module] = ()) -> nn.Module:
     """Return a network for 8x8 images, of linear layers with these numbers of outputs. first: modules before the first layer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(3)
+    with seed_default(3):
         layers: list[nn.Module] = [nn.Flatten(), *first]
         for given, width in zip((64, *outputs), outputs, strict=False):
             layers += [nn.Linear(given, width), activation()]
@@ -37,8 +37,7 @@ def network(*outputs: int, activation: Callable[[], nn.Module] = nn.ReLU, first:
 
 def watch(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, *, examples: int, stated: str = "cross_entropy") -> Observation:
     """Return the observation of one step on the inputs x with a loss, with the number of examples and the loss as stated."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
+    with seed_default(0):
         gradient = torch.autograd.grad(loss(model(x), y), list(model.parameters()))
     return fedleak.observe(model, stated, gradient, shape=(1, 8, 8), num_examples=examples)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -13,7 +14,7 @@ from fedsim.recording import Observation
 CERTAIN = 0.9
 
 
-def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[Tensor, Observation]:
+def observe_trained(seed: int) -> tuple[Tensor, Observation]:
     """Return a batch of synthetic images and its observation, behind two hidden layers that were trained on other images."""
     torch.manual_seed(seed)
     patterns = torch.rand(3, 10, 1, 8, 8)[0]
@@ -23,7 +24,7 @@ def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[T
         x = 0.25 * (patterns[y] - 0.5) + 0.2 * (torch.rand(count, 1, 8, 8) - 0.5) + 0.3 * (torch.rand(count, 1, 1, 1) - 0.5)
         return (x + 0.5).clamp(0, 1), y
 
-    layers = (nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+    layers = (nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
     model = nn.Sequential(nn.Flatten(), *layers)
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     for _ in range(60):
@@ -31,9 +32,9 @@ def observe_trained(seed: int, *, examples: int = 6, width: int = 48) -> tuple[T
         optimiser.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         optimiser.step()
-    x, y = draw(examples)
+    x, y = draw(6)
     gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
-    return x, fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=examples)
+    return x, fedleak.observe(model, "cross_entropy", gradient, shape=(1, 8, 8), num_examples=6)
 
 
 def solve(observation: Observation) -> Reconstruction:
@@ -64,8 +65,7 @@ def count_patients(seed: int) -> tuple[int, int]:
     age, pressure = 0.2 + 0.6 * torch.rand(4, generator=rng), 0.3 + 0.3 * torch.rand(4, generator=rng)
     smokes = (torch.rand(4, generator=rng) < 0.5).float()
     x, y = torch.stack([age, pressure, smokes, 1 - smokes], dim=1), (age + smokes > 1).long()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seed_default(seed):
         model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
     gradient = torch.autograd.grad(functional.cross_entropy(model(x), y), list(model.parameters()))
     found = solve(fedleak.observe(model, "cross_entropy", gradient, shape=(4,), num_examples=4))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_loss
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -40,12 +40,9 @@ def attack(loss: Loss, x: Tensor, *, seed: int, hidden: tuple[int, ...] = (64, 3
     data = DataSpec(shape=tuple(x.shape[1:]), num_classes=CLASSES)
     spec = ModelSpec(name="mlp", arguments={"hidden": list(hidden)})
     model = models.build(spec, data, seed=seed)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     y = torch.randint(CLASSES, (len(x),), generator=seeded(seed))
-    loss(model(x), y).backward()
-    update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
     training = Training(learning_rate=0.1, batch_size=len(x), steps=1)
-    observation = make_observation(update, weights, model=spec, data=data, training=training)
+    observation = observe_loss(loss(model(x), y), model, model=spec, data=data, training=training)
     return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 

@@ -1,12 +1,11 @@
 """Tests of rows behind a single output, where a loss that nobody stated, such as the squared error, changes only a factor."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from generators import seeded
-from observations import make_observation
+from observations import observe_loss, observe_steps
 from torch import nn
 
 from attacker.attacks import Case, exact
@@ -42,12 +41,10 @@ def attack(network: str, x: torch.Tensor, *, seed: int = 0) -> Reconstruction:
     spec, data = ModelSpec(name=f"{__name__}:{network}"), DataSpec(shape=(FEATURES,), num_classes=2)
     models.admit(spec.name)
     model = models.build(spec, data, seed=seed)
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
     targets = 3 * torch.rand(len(x), generator=seeded(seed))
-    (model(x)[:, 0] - targets).square().mean().backward()
-    update = {name: -0.1 * p.grad for name, p in model.named_parameters() if p.grad is not None}
+    loss = (model(x)[:, 0] - targets).square().mean()
     training = Training(learning_rate=0.1, batch_size=1, steps=1, loss="logistic")
-    observation = make_observation(update, weights, model=spec, data=data, training=training)
+    observation = observe_loss(loss, model, model=spec, data=data, training=training)
     return exact(fallback="none")([Case((observation,))], rng=seeded())[0]
 
 
@@ -82,23 +79,21 @@ def test_near_rows_that_turn_on_the_same_neurons_could_be_a_mixture() -> None:
 
 @pytest.mark.parametrize(("stays", "final", "kept"), [(1.0, False, "linear"), (1.0, True, "linear"), (0.9, True, "layer_input")])
 def test_a_row_that_is_read_off_is_not_displaced_by_an_estimate(
-    monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation], stays: float, final: bool, kept: str
+    monkeypatch: pytest.MonkeyPatch, stays: float, final: bool, kept: str
 ) -> None:
     """With another training than stated, the distance to the whole gradient says little about the example."""
     one, label = torch.rand(1, 64, generator=seeded(1)), torch.tensor([1])
     read = ClosedFormAnswer((one + 0.02).clamp(0, 1), torch.tensor([2]), "linear", stays=torch.tensor([stays]))
     estimate = ClosedFormAnswer((one + 0.1).clamp(0, 1), label, "layer_input", final=final)
-    assert choose(monkeypatch, observe((one, label), **LARGE), read, estimate) == kept
+    assert choose(monkeypatch, observe_steps((one, label), **LARGE), read, estimate) == kept
 
 
-def test_a_near_answer_is_not_displaced_by_a_final_one_that_fits_less_well(
-    monkeypatch: pytest.MonkeyPatch, observe: Callable[..., Observation]
-) -> None:
+def test_a_near_answer_is_not_displaced_by_a_final_one_that_fits_less_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision, right answers are not exact, and `layer_input` is the last route."""
     one, label = torch.rand(1, 64, generator=seeded(1)), torch.tensor([1])
     near = ClosedFormAnswer(one + 3e-3, label, "linear", stays=torch.tensor([0.999]))
     estimate = ClosedFormAnswer((one + 0.2).clamp(0, 1), label, "layer_input", final=True)
-    assert choose(monkeypatch, observe((one, label), **LARGE), near, estimate) == "linear"
+    assert choose(monkeypatch, observe_steps((one, label), **LARGE), near, estimate) == "linear"
 
 
 LARGE = {"model": ModelSpec(name="mlp", arguments={"hidden": [80]}), "data": DataSpec(shape=(64,), num_classes=4)}

@@ -24,13 +24,11 @@ class Problem(NamedTuple):
     gradient: Tensor
 
 
-def draw_problem(
-    outputs: int, *, count: int = 60, width: int = 40, spread: float = 1.0, bias: bool = False, seed: int = 0
-) -> Problem:
+def draw_problem(outputs: int, *, count: int = 60, spread: float = 1.0, bias: bool = False, seed: int = 0) -> Problem:
     """Draw random last layers. A larger spread makes some predictions more confident, right or wrong."""
     rng = torch.Generator().manual_seed(seed)
-    weight = torch.randn(count, outputs, width, dtype=F64, generator=rng) / width**0.5
-    features = torch.randn(count, width, dtype=F64, generator=rng) * spread * torch.rand(count, 1, dtype=F64, generator=rng)
+    weight = torch.randn(count, outputs, 40, dtype=F64, generator=rng) / 40**0.5
+    features = torch.randn(count, 40, dtype=F64, generator=rng) * spread * torch.rand(count, 1, dtype=F64, generator=rng)
     offset = torch.randn(count, outputs, dtype=F64, generator=rng) if bias else None
     y = torch.randint(max(outputs, 2), (count,), generator=rng)
     return make_accurate_problem(weight, offset, features, y)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from generators import seed_default
 from rgap_cases import ACTIVATIONS, SHAPE, Act, Seen, gradient_of, mse, seen, strided, two_convolutions
 from torch import Tensor, nn
 from torch.nn import functional
@@ -25,8 +26,7 @@ from attacker.attacks.networks.chain import read_chain
 
 @pytest.fixture(autouse=True)
 def _weights_are_drawn_from_a_seed() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seed_default(3):
         yield
 
 

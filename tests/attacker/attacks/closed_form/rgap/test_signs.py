@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from generators import seed_default
 from torch import Tensor, nn
 
 from attacker.attacks.closed_form.rgap.recursion import (
@@ -28,8 +29,7 @@ class Seen:
     """A network with many surplus equations, two examples, and their gradients."""
 
     def __init__(self, slope: float = 0.2, noise: float = 0.0) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(3)
+        with seed_default(3):
             model = nn.Sequential(
                 nn.Conv2d(2, 8, 3, stride=2, padding=1),
                 nn.LeakyReLU(slope),
