@@ -259,10 +259,10 @@ def test_confidence_is_decided_only_at_its_ends_if_steps_that_matter_are_taken_f
     assert any("were taken for one" in note for note in found.notes) == (merged and changes)
 
 
-SHORT = inverting_gradients(steps=2, tv=0.0, polish=0.0, give_up=0.0)
+LONG, SHORT = cpl(steps=60), inverting_gradients(steps=2, tv=0.0, polish=0.0, give_up=0.0)
 
 
-@pytest.mark.parametrize(("rows", "attack", "undecided"), [(2, cpl(steps=60), True), (2, SHORT, False), (1, cpl(steps=60), False)])
+@pytest.mark.parametrize(("rows", "attack", "undecided"), [(2, LONG, True), (2, SHORT, False), (1, LONG, False)])
 def test_unlikely_rows_of_a_batch_are_undecided_if_the_gradient_is_explained(
     observe: Callable[..., Observation], rows: int, attack: Attack, undecided: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
