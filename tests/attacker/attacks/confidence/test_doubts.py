@@ -222,3 +222,50 @@ def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(factor: fl
     assert refuted == (recovered and factor != 1)
     assert isnan(float(found.confidence[0])) == refuted
     assert refuted or (float(found.confidence[0]) > 0.5) == recovered
+
+
+def state_confidences(monkeypatch: pytest.MonkeyPatch, *confidences: float) -> None:
+    """Replace the curve and other doubts, so that the examples of an answer have these confidences in turn."""
+
+    def judge(route: str, found: Any, explained: Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.tensor(confidences)[: len(explained)], explained, found)
+
+    monkeypatch.setattr(estimates, "judge", judge)
+    monkeypatch.setattr(estimates, "list_search_doubts", lambda *_: iter(()))
+    monkeypatch.setattr(estimates, "_doubt_scale", lambda judged, *_: judged)
+
+
+@pytest.mark.parametrize(("rate", "changes"), [(1e-5, False), (0.3, True)])
+@pytest.mark.parametrize("merged", [True, False])
+def test_confidence_is_decided_only_at_its_ends_if_steps_that_matter_are_taken_for_one(
+    observe: Callable[..., Observation], rate: float, changes: bool, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that are simulated in an assumed order, confidence is decided only at its ends as well."""
+    state_confidences(monkeypatch, 0.05, 0.3, 0.7, 0.95)
+    x, y = draw_smooth_images(4)
+    batches = [(x[:2], y[:2]), (x[2:], y[2:])]
+    data = DataSpec(shape=(3, 16, 16), num_classes=10)
+    seen = observe(*batches, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=rate)
+    attack = inverting_gradients(steps=4, polish=0.0, give_up=0.0, local_steps="one_batch" if merged else "simulated")
+    (found,) = attack([Case((seen,))], rng=seeded())
+    between = changes or not merged
+    assert found.confidence.isnan().tolist() == [False, between, between, False]
+    assert any("were taken for one" in note for note in found.notes) == (merged and changes)
+
+
+LONG, SHORT = cpl(steps=60), inverting_gradients(steps=2, tv=0.0, polish=0.0, give_up=0.0)
+
+
+@pytest.mark.parametrize(("rows", "attack", "undecided"), [(2, LONG, True), (2, SHORT, False), (1, LONG, False)])
+def test_unlikely_rows_of_a_batch_are_undecided_if_the_gradient_is_explained(
+    observe: Callable[..., Observation], rows: int, attack: Attack, undecided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_confidences(monkeypatch, 0.05, 0.95)
+    x, y = torch.rand(rows, 12, generator=seeded(1)), torch.arange(rows)
+    seen = observe((x, y), model=ModelSpec(name="mlp", arguments={"hidden": (32,)}), data=DataSpec(shape=(12,), num_classes=3))
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert (float(found.explained[0]) > 0.98) == (attack is not SHORT)
+    assert isnan(float(found.confidence[0])) == undecided
+    assert any("rows of a batch" in note for note in found.notes) == undecided
+    assert not found.confidence[1:].isnan().any()
