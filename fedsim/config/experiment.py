@@ -227,7 +227,7 @@ class Experiment(_Frozen):
         wanted = parse_rounds(self.record.rounds)
         if wanted is not None and wanted.ranges[0].start > self.rounds:
             raise ValueError(
-                f"record.rounds = {self.record.rounds!r} selects none of the {self.rounds} rounds; name rounds from 1 to "
+                f"record.rounds = {self.record.rounds!r} selects none of the run's rounds; name rounds from 1 to "
                 f"{self.rounds}"
             )
         return self

@@ -117,7 +117,7 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("defense = 'clop(1)'", "unknown name 'clop'.*Did you mean 'clip'"),
         ("defense = 3", "defense: .*got 3"),
         ("record.rounds = '3-1'", "record.rounds: rounds '3-1': rounds are counted from 1"),
-        ("record.rounds = '2-5'", "record.rounds = '2-5' selects none of the 1 rounds"),
+        ("record.rounds = '2-5'", "record.rounds = '2-5' selects none of the run's rounds; name rounds from 1 to 1"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
         ("record.clients = '../a'", r"record.clients: '\.\./a' is not a valid client name"),
         ("record.clients = 0", "record.clients: 0 clients"),
