@@ -178,7 +178,10 @@ def _read_change(run: Path, defense: str) -> "tuple[str, Experiment]":
     if not path.exists():
         raise ValueError(f"{run} has no experiment.toml, from which --what-if repeats the federation; omit --what-if")
     change = recommend_defense(Recording(run / "recording")) if defense == RECOMMENDED else defense
-    return change, read(path, [("defense", change)])
+    try:
+        return change, read(path, [("defense", change)])
+    except ValueError as error:
+        raise ValueError(f"--what-if {defense!r}: {error}; or write {RECOMMENDED}") from None
 
 
 def _measure_change(found: "Audit", run: Path, change: str, experiment: "Experiment", seconds: float) -> "Audit":
