@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
@@ -33,6 +43,14 @@ class ExperimentError(ValueError):
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the value. Raises ValueError for a boolean in place of a number, which pydantic would take for 1 or 0."""
+        if isinstance(value, bool) and info.field_name and cls.model_fields[info.field_name].annotation in (int, float):
+            raise ValueError(f"must be a number, got {str(value).lower()}")
+        return value
 
 
 class NamedSetting(_Frozen):
@@ -227,8 +245,7 @@ class Experiment(_Frozen):
         wanted = parse_rounds(self.record.rounds)
         if wanted is not None and wanted.ranges[0].start > self.rounds:
             raise ValueError(
-                f"record.rounds = {self.record.rounds!r} selects none of the run's rounds; name rounds from 1 to "
-                f"{self.rounds}"
+                f"record.rounds = {self.record.rounds!r} selects none of the run's rounds; name rounds from 1 to {self.rounds}"
             )
         return self
 

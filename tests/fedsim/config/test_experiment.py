@@ -103,6 +103,9 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("clients.count = 0", "clients.count: .*greater than 0, got 0"),
         ("rounds = 0", "rounds: .*got 0"),
         ("seed = -1", "seed: .*got -1"),
+        ("rounds = true", "rounds: must be a number, got true"),
+        ("clients.fraction = true", "clients.fraction: must be a number, got true"),
+        ("training.steps = true", "training.steps: .*got True"),
         ("seed = 4294967296", "seed: .*less than 4294967296"),
         ("timeout = 0", "timeout: .*got 0"),
         (
