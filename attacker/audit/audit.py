@@ -102,7 +102,10 @@ def check_recording(recording: Recording) -> list[CheckResult]:
         reason = f"{len(sampled) - len(observations)} of {len(sampled)} updates are left out of the checks; {first}"
         results.append(NotChecked(rule=UPDATES_RULE, reason=reason, kind="left out"))
     if not sampled:
-        return [*results, NotChecked(rule=UPDATES_RULE, reason="the recording holds no complete update", kind="needs information")]
+        return [
+            *results,
+            NotChecked(rule=UPDATES_RULE, reason="the recording holds no complete update", kind="needs information"),
+        ]
     if not observations:
         return results
     signature = None

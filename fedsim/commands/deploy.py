@@ -38,7 +38,8 @@ def prepare(
 
         resolved = read(experiment, [*map(parse_assignment, overrides or ())], trusted=True)
         make(resolved, folder, hosts=hosts or (), days=days)
-        out.print(f"[bold]{escape(str(folder))}[/]  for {format_count(resolved.clients.count, 'client')}; its folders: docs/deployment.md")
+        count = format_count(resolved.clients.count, "client")
+        out.print(f"[bold]{escape(str(folder))}[/]  for {count}; its folders: docs/deployment.md")
 
 
 def split(

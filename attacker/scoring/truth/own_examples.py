@@ -26,9 +26,9 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
     `fedleak.score`, `attacker score` and `attacker audit` then use them by default. Attacks never read them.
 
     examples: for the round and the name of a client, as in the rows of `Recording.read_rows`, all examples (x, y) that it trained
-              on in this round, in the order of their first use if it is known. x: (N, *shape), real numbers in [0, 1] or bytes, as
-              they are before the normalisation. y: (N,), integers. Each is a tensor or an array. Updates whose examples are left
-              out cannot be scored, and `fedsim verify` names them. Equal examples count as one, also in other rounds.
+              on in this round, in the order of their first use if it is known. x: (N, *shape), real numbers in [0, 1] or bytes,
+              as they are before the normalisation. y: (N,), integers. Each is a tensor or an array. Updates whose examples are
+              left out cannot be scored, and `fedsim verify` names them. Equal examples count as one, also in other rounds.
     The examples are assigned to local steps as `Training` states it, one epoch like the other.
 
     Raises ValueError, and writes nothing, if the run has a folder `truth` already, if there are no examples, if the recording has
@@ -51,8 +51,8 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
         values, labels = _check(key, x, y, recording.manifest.data)
         if training.steps is not None and len(labels) > training.steps * training.step_size:
             raise ValueError(
-                f"examples of {key!r}: {len(labels)} are given, and a round of {training.steps} * {training.step_size} uses fewer; "
-                "give only those that the client used in this round"
+                f"examples of {key!r}: {len(labels)} are given, and a round of {training.steps} * {training.step_size} uses "
+                "fewer; give only those that the client used in this round"
             )
         rows = zip(values, labels.tolist(), strict=True)
         used[key] = [places.setdefault((value.tobytes(), label), len(places)) for value, label in rows]

@@ -138,8 +138,8 @@ def _load_described(described: dict[str, Any], override: tuple[str, dict[str, An
 
     described: content of `dataset.json`. override: name and arguments of the user's data set; if it is of the same kind as the
     one in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set,
-    if any. It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the client's files
-    to another machine.
+    if any. It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the
+    client's files to another machine.
     """
     name, arguments = described["name"], described["arguments"]
     if override:

@@ -82,7 +82,10 @@ def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, mo
     assert "unknown ending '.pdf'" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(("defense", "words"), [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket"), ("recommend", "or write recommended")])
+@pytest.mark.parametrize(
+    ("defense", "words"),
+    [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket"), ("recommend", "or write recommended")],
+)
 def test_a_change_that_is_no_defense_is_refused_before_the_attacks(
     run: Path, monkeypatch: pytest.MonkeyPatch, defense: str, words: str
 ) -> None:

@@ -80,7 +80,10 @@ def test_the_run_may_be_moved(run: Path, made: tuple[Path, Used]) -> None:
         (lambda x, y: (x[:, :, 1:], y), r"x must have shape \(N, 1, 8, 8\) and y shape \(N,\), with N > 0, got \(2, 1, 7, 8\)"),
         (lambda x, y: (x, y[:1]), r"got \(2, 1, 8, 8\) and \(1,\)"),
         (lambda x, y: (x[:0], y[:0]), "with N > 0"),
-        (lambda x, y: (x * 2 - 1, y), r"values must lie in \[0, 1\], got \[-1, 1\]; give them as they are before the normalisation"),
+        (
+            lambda x, y: (x * 2 - 1, y),
+            r"values must lie in \[0, 1\], got \[-1, 1\]; give them as they are before",
+        ),
         (lambda x, y: (x * float("nan"), y), r"values must lie in \[0, 1\], got \[nan, nan\]"),
         (lambda x, y: (x, y + 10), "labels must be integers from 0 to 9, got int64 from 1"),
         (lambda x, y: (x, y.float()), "labels must be integers from 0 to 9, got float32"),
