@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tomli_w
 from pydantic import (
@@ -130,6 +130,15 @@ class Privacy(_Frozen):
     prior: float = Field(default=0.01, gt=0, lt=1)
 
 
+def _refuse_switches(training: Any) -> Any:
+    """Return the table `training`. Raises ValueError for a boolean in place of a number, which pydantic would take for 1 or 0."""
+    kinds = get_type_hints(Training)
+    for key, value in training.items() if isinstance(training, dict) else ():
+        if isinstance(value, bool) and kinds.get(key, bool) is not bool:
+            raise ValueError(f"training.{key} must not be true or false, got {str(value).lower()}")
+    return training
+
+
 def _rename_squeezing(training: Any) -> Any:
     """Return the table `training` with the key `gradient_squeezing`, if it is there, renamed to `steps`.
 
@@ -165,7 +174,7 @@ class Experiment(_Frozen):
     partition: NamedSetting = NamedSetting(name="iid")
     clients: Clients
     strategy: NamedSetting = NamedSetting(name="FedAvg")
-    training: Annotated[Training, BeforeValidator(_rename_squeezing)]
+    training: Annotated[Training, BeforeValidator(_rename_squeezing), BeforeValidator(_refuse_switches)]
     defense: str = ""
     gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
