@@ -75,8 +75,8 @@ def audit(
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
         from attacker.audit import audit as make_audit
+        from attacker.scoring import Scorer
         from fedsim.recording import Recording, find_recording, find_run
-        from fedsim.truth import TruthReader
 
         limit = _parse_grade(fail_above, GRADES)
         if plan_only:
@@ -94,8 +94,8 @@ def audit(
             from fedsim import models
 
             models.admit(model, name=Recording(folder).manifest.model.name)
-        for given in truth or []:
-            TruthReader(given)  # raises ValueError if it is none
+        if truth:
+            Scorer(run, truth)  # raises ValueError if a folder holds no truth
         known = list(truth or []) or ([run / "truth"] if (run / "truth").exists() else [])
         if plan_only:
             _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
