@@ -43,6 +43,14 @@ UNCALIBRATED_ORDER = (
     "which were searched for in an assumed order of the client's examples; no such answer was calibrated, and probabilities "
     f"between {MAX_UNLIKELY_ORDERED:.0%} and {MIN_LIKELY_ORDERED:.0%} may be too high or too low"
 )
+MAX_ROWS_EXPLAINED, MAX_UNEXPLAINED_BATCH = 2, 0.01
+"""Number of table rows in an update up to which a low confidence holds, and the largest unexplained share of the gradient's power
+at which it is undecided in updates of more rows. The calibration has only batches of four rows from searches of 40 steps there:
+repeated on four batches of the tuning part, they leave 0.012 to 0.021 unexplained, and find none of the 16 rows."""
+EXPLAINED_ROWS = (
+    "which explain the gradient, as no answer with so many table rows in the calibration did; they may be right, or other rows "
+    "with the same gradient"
+)
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_UNEXPLAINED_COLOUR = 0.01
 """Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for an image nearly of one colour

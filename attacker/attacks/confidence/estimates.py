@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from attacker.attacks.confidence.curves import INFERRED_ORDER, estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
+    EXPLAINED_ROWS,
+    MAX_ROWS_EXPLAINED,
     MAX_SCALED_MISFIT,
+    MAX_UNEXPLAINED_BATCH,
     MAX_UNLIKELY_ORDERED,
     MIN_LIKELY,
     MIN_LIKELY_ORDERED,
@@ -146,6 +149,8 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
     if found.ordered and route != INFERRED_ORDER:
         between = (confidence > MAX_UNLIKELY_ORDERED) & (confidence < MIN_LIKELY_ORDERED)
         judged = _mark_undecided(judged, between, UNCALIBRATED_ORDER)
+    if not found.data.is_image and len(x) > MAX_ROWS_EXPLAINED and float(missed - noise) <= MAX_UNEXPLAINED_BATCH:
+        judged = _mark_undecided(judged, judged.confidence < MIN_LIKELY, EXPLAINED_ROWS)
     return judged if float(noise) else _doubt_scale(judged, found, float(missed))
 
 

@@ -228,3 +228,35 @@ def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(
     assert refuted == (recovered and factor != 1)
     assert isnan(float(found.confidence[0])) == refuted
     assert refuted or (float(found.confidence[0]) > 0.5) == recovered
+
+
+class Signals(nn.Module):
+    """A network of convolutions for table rows that are signals of two channels, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv1d(2, 12, 7, padding=3), nn.Tanh(), nn.Conv1d(12, 16, 5, stride=2, padding=2), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(16 * 16, 32), nn.ELU(), nn.Linear(32, 6)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.unflatten(1, (2, 32)))
+
+
+@pytest.mark.parametrize(("steps", "explained"), [(150, True), (10, False)])
+def test_table_rows_of_a_batch_that_explain_the_gradient_are_not_unlikely(
+    observe: Callable[..., object], steps: int, explained: bool
+) -> None:
+    """The calibration has batches of four rows only from searches that ended early, and calls all answers to them wrong."""
+    models.admit(f"{__name__}:Signals", "signals-for-confidence")
+    angles = torch.linspace(0, 6.28, 32) * (1 + 4 * torch.rand(3, 2, 1, generator=seeded(5)))
+    x, y = (0.5 + 0.4 * angles.sin()).flatten(1), torch.tensor([0, 2, 5])
+    seen = observe((x, y), model=ModelSpec(name="signals-for-confidence"), data=DataSpec(shape=(64,), num_classes=6))
+    (found,) = inverting_gradients(steps=steps, tv=0.0, give_up=0.0, polish=0.0)([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert (float(found.explained[0]) > 0.99) == explained
+    right = bool(((found.x[:, None] - x[None]).abs().amax(dim=2).amin(dim=1) < 0.05).all())
+    assert right == explained
+    assert bool((found.confidence < 0.5).all()) != explained
+    assert any("as no answer with so many table rows" in note for note in found.notes) == explained
