@@ -20,7 +20,12 @@ RANGE_TOLERANCE = 1e-3
 """Largest distance of a value from [0, 1] that is taken for a rounding error and clamped."""
 
 
-def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[Any, Any]]) -> Path:
+def write_truth(
+    recording: Recording,
+    examples: Mapping[tuple[int, str], tuple[Any, Any]],
+    *,
+    others: tuple[Any, Any] | None = None,
+) -> Path:
     """Write which examples clients used, so that attacks on a recorded app can be scored. Return the folder `truth` of the run.
 
     `fedleak.score`, `attacker score` and `attacker audit` then use them by default. Attacks never read them.
@@ -29,6 +34,8 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
               on in this round, in the order of their first use if it is known. x: (N, *shape), real numbers in [0, 1] or bytes,
               as they are before the normalisation. y: (N,), integers. Each is a tensor or an array. Updates whose examples are
               left out cannot be scored, and `fedsim verify` names them. Equal examples count as one, also in other rounds.
+    others:   further examples (x, y) like those of the clients, best several hundred. Scores compare each reconstruction with
+              them, to tell a recovered example from chance; without them, few examples can hardly show a leak.
     The examples are assigned to local steps as `Training` states it, one epoch like the other.
 
     Raises ValueError, and writes nothing, if the run has a folder `truth` already, if there are no examples, if the recording has
@@ -48,7 +55,7 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
         if key not in attempts:
             known = ", ".join(str(one) for one in sorted(attempts)[:3])
             raise ValueError(f"{key!r}: the recording has no update of this round and client; it has {known}, ...")
-        values, labels = _check(key, x, y, recording.manifest.data)
+        values, labels = _check(repr(key), x, y, recording.manifest.data)
         if training.steps is not None and len(labels) > training.steps * training.step_size:
             raise ValueError(
                 f"examples of {key!r}: {len(labels)} are given, and a round of {training.steps} * {training.step_size} uses "
@@ -57,6 +64,9 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
         rows = zip(values, labels.tolist(), strict=True)
         used[key] = [places.setdefault((value.tobytes(), label), len(places)) for value, label in rows]
     spec = recording.manifest.data
+    if others is not None:
+        for value, label in zip(*_check("others", *others, spec), strict=True):
+            places.setdefault((value.tobytes(), int(label)), len(places))
     stored = np.stack([np.frombuffer(value, np.float32).reshape(spec.shape) for value, _ in places])
     train = Examples(values=stored, labels=np.array([label for _, label in places], np.int64))
     names = tuple(map(str, range(spec.num_classes)))
@@ -71,22 +81,22 @@ def write_truth(recording: Recording, examples: Mapping[tuple[int, str], tuple[A
     return folder
 
 
-def _check(key: tuple[int, str], x: Any, y: Any, spec: DataSpec) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the examples of one client and round as arrays. Raises ValueError, naming `key`, if they do not fit `spec`."""
+def _check(key: str, x: Any, y: Any, spec: DataSpec) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return examples as arrays. Raises ValueError, naming `key`, if they do not fit `spec`. key: what they belong to."""
     values, labels = np.asarray(x), np.asarray(y)
     if values.shape != (len(labels) if labels.ndim == 1 else -1, *spec.shape) or not len(labels):
         shape = ", ".join(map(str, spec.shape))
         raise ValueError(
-            f"examples of {key!r}: x must have shape (N, {shape}) and y shape (N,), with N > 0, got {values.shape} and "
+            f"examples of {key}: x must have shape (N, {shape}) and y shape (N,), with N > 0, got {values.shape} and "
             f"{labels.shape}"
         )
     if labels.dtype.kind not in "iu" or not 0 <= labels.min() <= labels.max() < spec.num_classes:
         found = f"{labels.dtype} from {labels.min()} to {labels.max()}"
-        raise ValueError(f"examples of {key!r}: labels must be integers from 0 to {spec.num_classes - 1}, got {found}")
+        raise ValueError(f"examples of {key}: labels must be integers from 0 to {spec.num_classes - 1}, got {found}")
     scaled = values.astype(np.float32) / (255 if values.dtype == np.uint8 else 1)
     if not (scaled.min() >= -RANGE_TOLERANCE and scaled.max() <= 1 + RANGE_TOLERANCE):
         raise ValueError(
-            f"examples of {key!r}: values must lie in [0, 1], got [{scaled.min():g}, {scaled.max():g}]; give them as they are "
+            f"examples of {key}: values must lie in [0, 1], got [{scaled.min():g}, {scaled.max():g}]; give them as they are "
             "before the normalisation"
         )
     return scaled.clip(0, 1), labels.astype(np.int64)

@@ -12,6 +12,7 @@ from federations import federate
 import fedleak
 from attacker.scoring.truth.own_examples import _assign_to_steps
 from attacker.scoring.truth.run_truth import RunTruth
+from fedsim import data as datasets
 from fedsim.commands.maintenance import verify
 from fedsim.recording import Recording, Training
 
@@ -66,6 +67,23 @@ def test_bytes_and_arrays_are_the_same_examples_and_equal_ones_count_once(run: P
     assert truth.read_used(1, 1, key[1]) == truth.read_used(2, 1, key[1])
     assert len(truth.data.train) == len(x)
     torch.testing.assert_close(truth.data.train[[0, 1]][0], pixels / 255)
+
+
+@pytest.mark.parametrize("count", [0, 400])
+def test_other_examples_tell_one_recovered_example_from_chance(count: int, tmp_path: Path) -> None:
+    run = federate(tmp_path / "theirs", clients=1)
+    (row,), digits = Recording(run / "recording").read_rows(), datasets.load("digits").train
+    truth = RunTruth([run / "truth"])
+    example = truth.data.train[list(truth.read_used(1, 1, row.client).steps[0])]
+    shutil.rmtree(run / "truth")
+    recording = fedleak.load(run)
+    fedleak.write_truth(recording, {(1, row.client): example}, others=digits[list(range(count))] if count else None)
+    for null in (False, True):
+        fedleak.attack(recording, "exact", null=null, fallback="none")
+    (summary,) = fedleak.score(recording).summaries
+    assert summary.verdict is not None
+    assert (summary.verdict.recovered, summary.verdict.null_recovered) == (1, 0)
+    assert (summary.verdict.outcome == "recovered") == (count > 0)
 
 
 def test_the_run_may_be_moved(run: Path, made: tuple[Path, Used]) -> None:
