@@ -10,7 +10,7 @@ from defenses.rules import GradientRule, plain
 from defenses.soteria import soteria
 
 GRADIENTS: Registry[Callable[..., GradientRule]] = Registry(
-    "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}
+    "defenses.gradients", {"plain": plain, "dp_sgd": dp_sgd, "fed_cdp": fed_cdp, "soteria": soteria}, setting="gradient"
 )
 
 

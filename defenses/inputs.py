@@ -106,7 +106,9 @@ def instahide(k: int = 4, public: str = "", flips: float = 0.5) -> BatchTransfor
     return BatchTransform(mix, min_batch_size=2 if k > 1 and not public else 1, public=public)
 
 
-INPUTS: Registry[Callable[..., BatchTransform]] = Registry("defenses.inputs", {"mixup": mixup, "instahide": instahide})
+INPUTS: Registry[Callable[..., BatchTransform]] = Registry(
+    "defenses.inputs", {"mixup": mixup, "instahide": instahide}, setting="inputs"
+)
 
 
 @dataclass(frozen=True)

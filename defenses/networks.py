@@ -106,7 +106,9 @@ def dropout(model: nn.Module, p: float = 0.5) -> nn.Module:
     return _insert_before_head(model, "dropout", lambda head: Dropout(p))
 
 
-NETWORKS: Registry[Callable[..., nn.Module]] = Registry("defenses.networks", {"precode": precode, "dropout": dropout})
+NETWORKS: Registry[Callable[..., nn.Module]] = Registry(
+    "defenses.networks", {"precode": precode, "dropout": dropout}, setting="network"
+)
 """Registry of functions that map a model and public arguments to a changed copy of the model."""
 
 

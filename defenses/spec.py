@@ -110,6 +110,7 @@ DEFENSES: Registry[Kind] = Registry(
         ),
     },
     of=Kind,
+    setting="defense",
 )
 
 

@@ -28,6 +28,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attacker.scoring import write_truth
     from fedleak.attacking import attack
     from fedleak.federations import audit, load, report, run
     from fedleak.observing import observe
@@ -48,6 +49,7 @@ __all__ = [
     "report",
     "run",
     "score",
+    "write_truth",
 ]
 
 _HOME = {
@@ -62,6 +64,7 @@ _HOME = {
     "report": "fedleak.federations",
     "run": "fedleak.federations",
     "score": "fedleak.scores",
+    "write_truth": "attacker.scoring",
 }
 
 

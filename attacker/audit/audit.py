@@ -34,6 +34,8 @@ BOUND_SECONDS, BOUND_SHARE = 30.0, 0.1
 """Largest time for bounds on the errors of the attacks, in seconds and as a share of the budget."""
 MAX_CHECKED = 64
 """Largest number of updates that the checks read."""
+UPDATES_RULE = "updates"
+"""Rule of a `NotChecked` for updates that no check can read or use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +78,11 @@ class Audit:
 def check_recording(recording: Recording) -> list[CheckResult]:
     """Return the results of the checks that need neither an attack nor the true examples, in a fixed order.
 
-    At most `MAX_CHECKED` updates are read, and damaged ones and those with NaN or infinity are skipped. Without any other, only
-    the checks of weights, of epsilon and of missing rounds are made. Raises DamagedFile if all updates that are read are damaged,
-    or if the weights of a round cannot be read.
+    At most `MAX_CHECKED` updates are read, and damaged ones and those with NaN or infinity are skipped, as a `NotChecked` says.
+    Without any other, only the checks of weights, of epsilon and of missing rounds are made. Raises DamagedFile if all updates
+    that are read are damaged, or if the weights of a round cannot be read.
     """
-    sampled = _sample(recording)
+    sampled, damaged = _sample(recording)
     problems = [find_bad_numbers(observation) for observation in sampled]
     observations = [observation for observation, problem in zip(sampled, problems, strict=True) if not problem]
     metrics = read_metrics(recording.folder.parent)
@@ -92,12 +94,18 @@ def check_recording(recording: Recording) -> list[CheckResult]:
             "together may reveal more"
         )
         results.append(NotChecked(rule="unrecorded-rounds", reason=reason, kind="no guarantee"))
+    if damaged:
+        count = f"{len(damaged)} damaged update{'s are' if len(damaged) > 1 else ' is'}"
+        results.append(NotChecked(rule=UPDATES_RULE, reason=f"{count} left out of the checks; {damaged[0]}", kind="left out"))
     if any(problems):
         first = next(filter(None, problems))
         reason = f"{len(sampled) - len(observations)} of {len(sampled)} updates are left out of the checks; {first}"
-        results.append(NotChecked(rule="updates", reason=reason, kind="left out"))
+        results.append(NotChecked(rule=UPDATES_RULE, reason=reason, kind="left out"))
     if not sampled:
-        return [*results, NotChecked(rule="updates", reason="the recording holds no complete update", kind="needs information")]
+        return [
+            *results,
+            NotChecked(rule=UPDATES_RULE, reason="the recording holds no complete update", kind="needs information"),
+        ]
     if not observations:
         return results
     signature = None
@@ -209,19 +217,21 @@ def _list_other_attacks() -> list[NotChecked]:
     return [NotChecked(rule="attack", reason=reason, kind="left out")] if names else []
 
 
-def _sample(recording: Recording) -> list[Observation]:
-    """Return up to `MAX_CHECKED` complete updates, evenly spread over the recording, without damaged ones.
+def _sample(recording: Recording) -> tuple[list[Observation], list[DamagedFile]]:
+    """Return up to `MAX_CHECKED` complete updates, evenly spread over the recording, and the errors of those that are damaged.
 
-    Raises DamagedFile if there are complete updates, and each that was read is damaged.
+    The errors include those of all damaged rows of the index. Raises DamagedFile if there are complete updates, and each that was
+    read is damaged.
     """
-    rows = [row for row in recording.read_rows(on_damage=lambda error: None) if row.status == "complete"]
+    damaged: list[DamagedFile] = []
+    rows = [row for row in recording.read_rows(on_damage=damaged.append) if row.status == "complete"]
     step = max(1, -(-len(rows) // MAX_CHECKED))
-    observations, problem = [], None
+    observations = []
     for row in rows[::step]:
         try:
             observations.append(recording.read_observation(row))
         except DamagedFile as error:
-            problem = error
-    if rows and not observations and problem is not None:
-        raise problem
-    return observations
+            damaged.append(error)
+    if rows and not observations:
+        raise damaged[-1]
+    return observations, damaged

@@ -88,9 +88,10 @@ def plan_attacks(recording: Recording, out: Path, *, seconds: float, nulls: bool
         yield NotChecked(rule=ATTACK_RULE, reason=_explain_no_update(recorded), kind="needs information")
         return
     check_network(recording)
+    first = _find_readable(rows, recording)
     fitting: list[list[PlannedAttack]] = []
     for name, arguments in CANDIDATE_ATTACKS:
-        chosen = _choose_arguments(name, recording, rows[0], scored=nulls) if arguments is None else arguments
+        chosen = _choose_arguments(name, recording, first, scored=nulls) if arguments is None else arguments
         spec = AttackSpec(name=name, arguments=chosen)
         whole, reason = _fit(_select(spec, rows), recording, out)
         if reason:
@@ -182,19 +183,30 @@ def _explain_single_rounds(planned: PlannedAttack) -> str:
 
 
 def _find_unmet_need(planned: PlannedAttack, recording: Recording) -> str:
-    """Return the first condition of an attack on single updates that its first update does not meet.
+    """Return the first condition of an attack on single updates that its first undamaged update does not meet.
 
-    For `exact` without a search, it is why none of its closed forms can apply. It is "" if all conditions are met, or if the
-    update is damaged.
+    For `exact` without a search, it is why none of its closed forms can apply. It is "" if all conditions are met, or if all
+    updates are damaged.
     """
     try:
-        case = Case((recording.read_observation(planned.rows[0]),))
+        case = Case((recording.read_observation(_find_readable(planned.rows, recording)),))
     except DamagedFile:  # the replay reports it
         return ""
     attack = planned.spec.build()
     if unmet := next(iter(find_unmet(attack, case)), ""):
         return unmet
     return _explain_no_closed_form(attack, case) if planned.spec.arguments.get("fallback") == "none" else ""
+
+
+def _find_readable(rows: Sequence[Row], recording: Recording) -> Row:
+    """Return the first row whose update is not damaged, or the first row if all are."""
+    for row in rows:
+        try:
+            recording.read_observation(row)
+        except DamagedFile:
+            continue
+        return row
+    return rows[0]
 
 
 def _explain_no_closed_form(attack: Attack, case: Case) -> str:

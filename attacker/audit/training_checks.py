@@ -146,8 +146,8 @@ def _judge_examples(observation: Observation) -> list[str]:
     return [
         f"the update of {layer} has the rank of at least {minimum} examples, and at most {maximum} follow from "
         f"batch_size={training.batch_size}, {amount} and the {reported or 'unknown'} examples that the client counts: compare "
-        "batch_size and the number of steps or epochs, the number that clients report, and whether clients add noise or decay "
-        "weights without saying so"
+        "batch_size and the number of steps or epochs, the number that clients report, and whether clients add noise, decay "
+        "weights or keep momentum from one round to the next without saying so"
     ]
 
 

@@ -95,7 +95,8 @@ def describe_outcome(grade: Grade, attacks: tuple[AuditedAttack, ...], run: Path
 def describe_change(change: MeasuredChange) -> str:
     """Return sentences that compare the audits before and after a change of the defense: grades, recovered examples, accuracy."""
     before, after = change.before, change.after
-    text = f"With {change.change}, the verdict is {after.grade} instead of {before.grade}."
+    condition = f"With {change.change}" if change.change else "Without a defense"
+    text = f"{condition}, the verdict is {after.grade} instead of {before.grade}."
     if not (before.has_answer and after.has_answer):
         text += f" This is no comparison of attacks: {'after' if before.has_answer else 'before'} the change, none had an answer."
     if before.examples and after.examples:

@@ -75,9 +75,12 @@ def audit(
     with report_errors(kept=KEPT_ON_INTERRUPT):
         from attacker.audit import GRADES, output
         from attacker.audit import audit as make_audit
+        from attacker.scoring import Scorer
         from fedsim.recording import Recording, find_recording, find_run
 
         limit = _parse_grade(fail_above, GRADES)
+        if plan_only:
+            _refuse_with_plan({"--what-if": what_if, "--fail-above": fail_above, "--out": out_files, "--json": as_json})
         seconds = parse_duration("--budget", budget)
         for file in out_files or []:
             output.check_suffix(file)  # before the attacks, which may take hours
@@ -91,6 +94,8 @@ def audit(
             from fedsim import models
 
             models.admit(model, name=Recording(folder).manifest.model.name)
+        if truth:
+            Scorer(run, truth)  # raises ValueError if a folder holds no truth
         known = list(truth or []) or ([run / "truth"] if (run / "truth").exists() else [])
         if plan_only:
             _print_plan_only(Recording(folder), run, seconds, nulls=bool(known))
@@ -120,6 +125,12 @@ def _parse_grade(text: str | None, grades: tuple[str, ...]) -> int | None:
     if wanted not in grades[:-1]:
         raise ValueError(f"--fail-above {text!r} is not a grade. Known: none, {', '.join(grades[1:-1])}")
     return grades.index(wanted)
+
+
+def _refuse_with_plan(options: dict[str, Any]) -> None:
+    """Raise ValueError if an option is given that has no effect with --plan. options: values of options by name."""
+    if given := [name for name, value in options.items() if value]:
+        raise ValueError(f"{given[0]} has no effect with --plan, which attacks nothing and writes no file; leave one of them out")
 
 
 def _run_experiment(path: Path) -> Path:
@@ -167,7 +178,10 @@ def _read_change(run: Path, defense: str) -> "tuple[str, Experiment]":
     if not path.exists():
         raise ValueError(f"{run} has no experiment.toml, from which --what-if repeats the federation; omit --what-if")
     change = recommend_defense(Recording(run / "recording")) if defense == RECOMMENDED else defense
-    return change, read(path, [("defense", change)])
+    try:
+        return change, read(path, [("defense", change)])
+    except ValueError as error:
+        raise ValueError(f"--what-if {defense!r}: {error}; or write {RECOMMENDED}") from None
 
 
 def _measure_change(found: "Audit", run: Path, change: str, experiment: "Experiment", seconds: float) -> "Audit":
@@ -220,7 +234,8 @@ def _print_plan(plan: Any) -> None:
 
 
 def _print_plan_only(recording: Any, run: Path, seconds: float, *, nulls: bool) -> None:
-    from attacker.audit import Finding, check_recording
+    from attacker.audit import Finding, NotChecked, check_recording
+    from attacker.audit.audit import UPDATES_RULE
     from attacker.audit.plan import plan_attacks
 
     # fails if the network cannot be built
@@ -228,12 +243,15 @@ def _print_plan_only(recording: Any, run: Path, seconds: float, *, nulls: bool) 
     for result in check_recording(recording):
         if isinstance(result, Finding):
             out.print(f"[bold]{result.grade}[/]: {escape(result.title)} {escape(result.evidence)}", soft_wrap=True)
+        elif isinstance(result, NotChecked) and result.rule == UPDATES_RULE:
+            out.print(escape(result.reason), soft_wrap=True)
     _print_plan(plan)
 
 
 def _print_audit(audit: "Audit", files: list[Path]) -> None:
     from attacker.audit.attack_findings import NO_ANSWER, RECOVERED_RULE
     from attacker.audit.attack_runs import NOT_STARTED, STOPPED
+    from attacker.audit.audit import UPDATES_RULE
     from attacker.audit.plan import ATTACK_RULE
 
     out.print(f"[bold]{escape(audit.run)}: {audit.grade}[/]{'' if audit.has_answer else f'; {NO_ANSWER}'}", soft_wrap=True)
@@ -250,6 +268,8 @@ def _print_audit(audit: "Audit", files: list[Path]) -> None:
         passed = f"{len(audit.passed)} check{'s' * (len(audit.passed) != 1)}"
         out.print(f"{passed} found nothing{beaten}; that is no proof that nothing leaks.")
     for unknown in audit.not_checked:
+        if unknown.rule == UPDATES_RULE:
+            out.print(escape(unknown.reason), soft_wrap=True)
         if unknown.rule == ATTACK_RULE and (STOPPED in unknown.reason or NOT_STARTED in unknown.reason):
             out.print(escape(unknown.reason), soft_wrap=True)
         if unknown.rule == RECOVERED_RULE and audit.has_answer and not audit.scored:

@@ -55,7 +55,8 @@ def resolve_truth(run: Path, truth: list[Path] | None) -> list[Path]:
     if not truth and not (run / "truth").exists():
         raise ValueError(
             f"{run} has no folder truth, which clients of fedsim write and an app that records itself does not: give the "
-            f"clients' truth with --truth FOLDER, or show the reconstructions without scores: attacker report {run}"
+            "clients' truth with --truth FOLDER, write it with fedleak.write_truth (docs/tutorials/flower-app.md), or show the "
+            f"reconstructions without scores: attacker report {run}"
         )
     return truth or [run / "truth"]
 

@@ -9,6 +9,7 @@ from attacker.scoring.score import Scorer
 from attacker.scoring.score_tests import Comparison
 from attacker.scoring.statistics import Distribution, Estimate
 from attacker.scoring.summary import Summary, summarise
+from attacker.scoring.truth.own_examples import write_truth
 from attacker.scoring.verdict import Verdict
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "summarise_growth",
     "to_pandas",
     "write_csv",
+    "write_truth",
 ]

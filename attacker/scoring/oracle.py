@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
+from attacker.attacks.networks.forward import read_state, run_forward_pass
 from attacker.scoring.score import Scorer
 from fedsim import models
 from fedsim.recording import Recording
@@ -46,8 +46,7 @@ def compute_true_logits(scorer: Scorer, recording: Recording, row: Row, cohort: 
     model = models.build(observation.model, observation.data).eval()
     x, _ = _load_used(scorer, row, cohort)
     with torch.no_grad():
-        logits: Tensor = functional_call(model, {**observation.buffers, **observation.weights}, (observation.data.normalise(x),))
-    return logits
+        return run_forward_pass(model, read_state(model, observation), observation.data.normalise(x))
 
 
 def _load_used(scorer: Scorer, row: Row, cohort: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -95,7 +95,8 @@ def _format_detectable(verdict: Verdict) -> str:
     """Return a clause on the mean differences between attack and null that the tests may have missed.
 
     Scores that are shares are left out. If no other score has a known `Comparison.detectable`, the clause says that with so few
-    cases, only a recovered example or one much nearer to its original than the null's reconstruction shows a leak.
+    cases, only a recovered example or one much nearer to its original than the null's reconstruction shows a leak, or why the
+    recovered ones show none.
     """
     sizes = {
         comparison.score: comparison
@@ -105,6 +106,8 @@ def _format_detectable(verdict: Verdict) -> str:
     differences = [_format_size(comparison) for comparison in sizes.values()]
     if differences:
         return f"a mean difference of less than {' or '.join(differences)} may have gone unnoticed"
+    if verdict.recovered > verdict.null_recovered:
+        return "a recovered example shows a leak only if the data set holds enough others to tell it from chance"
     return "so few cases show a leak only if an example is recovered, or is much nearer to its original than the null's answer is"
 
 

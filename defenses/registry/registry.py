@@ -9,6 +9,8 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 from defenses.registry import references
 
 T = TypeVar("T")
+_SETTINGS: dict[str, "Registry[Any]"] = {}
+"""Registries whose names are values of a key of an experiment, by this key."""
 
 
 class Registry(Generic[T]):
@@ -17,10 +19,13 @@ class Registry(Generic[T]):
     Iteration gives the names of built-in objects and of entry points.
     group: entry point group through which installed packages add names. Built-in names take precedence.
     of:    required type of objects that are not built in; None accepts any callable.
+    setting: key of an experiment whose names these are, which errors of other registries then name; "" if there is none.
     """
 
-    def __init__(self, group: str, builtin: Mapping[str, T], *, of: type[T] | None = None) -> None:
+    def __init__(self, group: str, builtin: Mapping[str, T], *, of: type[T] | None = None, setting: str = "") -> None:
         self.group = group
+        if setting:
+            _SETTINGS[setting] = self
         self._of = of
         self._builtin = dict(builtin)
 
@@ -37,7 +42,8 @@ class Registry(Generic[T]):
         for entry in entry_points(group=self.group, name=name):
             return self._load(entry)
         raise ValueError(
-            f"unknown name {name!r} in the registry {self.group}.{suggest_name(name, self)} Known: {', '.join(sorted(self))}"
+            f"unknown name {name!r} in the registry {self.group}.{_name_setting(name) or suggest_name(name, self)} Known: "
+            f"{', '.join(sorted(self))}"
         )
 
     def is_builtin(self, name: str) -> bool:
@@ -62,6 +68,12 @@ class Registry(Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self._builtin, *(entry.name for entry in entry_points(group=self.group))}))
+
+
+def _name_setting(name: str) -> str:
+    """Return a sentence, beginning with a space, on the key of an experiment that takes the built-in `name`; "" if none does."""
+    key = next((key for key, registry in _SETTINGS.items() if registry.is_builtin(name)), "")
+    return f" It is a name for the key {key!r} of an experiment." if key else ""
 
 
 def bind_arguments(

@@ -175,6 +175,11 @@ def _describe_error(error: Exception) -> str:
     return str(error)
 
 
+def format_count(count: int, noun: str) -> str:
+    """Return the count and the noun as text, with the plural in "s" unless the count is 1, such as "1 round" or "0 rounds"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def print_json(value: Any) -> None:
     """Print a value as one JSON document on stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, out, parse_assignment, print_json, report_errors
+from fedsim.commands.console import Json, format_count, out, parse_assignment, print_json, report_errors
 
 if TYPE_CHECKING:
     from fedsim.deployment.commands import Link
@@ -38,7 +38,8 @@ def prepare(
 
         resolved = read(experiment, [*map(parse_assignment, overrides or ())], trusted=True)
         make(resolved, folder, hosts=hosts or (), days=days)
-        out.print(f"[bold]{escape(str(folder))}[/]  for {resolved.clients.count} clients; its folders: docs/deployment.md")
+        count = format_count(resolved.clients.count, "client")
+        out.print(f"[bold]{escape(str(folder))}[/]  for {count}; its folders: docs/deployment.md")
 
 
 def split(
@@ -58,7 +59,7 @@ def split(
             return
         out.print(f"[bold]{escape(str(handed.public))}[/]  for all parties: experiment, specification, held-out examples")
         for path, size in zip(handed.clients, handed.sizes, strict=True):
-            out.print(f"[bold]{escape(str(path))}[/]  {size} examples, for this client only")
+            out.print(f"[bold]{escape(str(path))}[/]  {format_count(size, 'example')}, for this client only")
 
 
 def part(
@@ -70,7 +71,7 @@ def part(
     with report_errors():
         from fedsim.data.export import write_own_part
 
-        out.print(f"[bold]{escape(str(folder))}[/]  {write_own_part(data, public, folder)} examples")
+        out.print(f"[bold]{escape(str(folder))}[/]  {format_count(write_own_part(data, public, folder), 'example')}")
 
 
 def keys(
@@ -114,7 +115,7 @@ def enrol(
         assert link is not None
         with TemporaryDirectory(prefix="fedleak-") as home:
             number = tell(link, folder, home=Path(home))
-        out.print(f"{number} clients may take part at {escape(superlink)}")
+        out.print(f"{format_count(number, 'client')} may take part at {escape(superlink)}")
 
 
 def start(

@@ -9,7 +9,7 @@ from typing import Any
 
 from defenses.registry.references import NotAdmitted
 from fedsim.recording import DamagedFile, Recording, Row, find_recording
-from fedsim.recording.index import make_path, query_index
+from fedsim.recording.index import COPY_ADVICE, make_path, query_index
 from fedsim.recording.index_database import INDEX_FILE
 from fedsim.recording.manifest import MAX_BYTES
 from fedsim.recording.masked_vectors import MASKED_CODEC, SUM_CLIENT
@@ -120,7 +120,8 @@ def _read_index(recording: Recording, damage: _Damage) -> tuple[list[Row], list[
     try:
         for (problem,) in query_index(recording.folder, "PRAGMA integrity_check(1)"):
             if problem != "ok":
-                damage.add(DamagedFile(recording.folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub(" ", str(problem))[:200]))
+                reason = UNPRINTABLE_PATTERN.sub(" ", str(problem))[:200]
+                damage.add(DamagedFile(recording.folder / INDEX_FILE, f"{reason}; {COPY_ADVICE}"))
         rows = recording.read_rows(on_damage=damage.add)
         rounds = recording.list_rounds()
     except DamagedFile as error:

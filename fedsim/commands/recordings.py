@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fedsim.commands.console import Json, err, out, print_json, report_errors
+from fedsim.commands.console import Json, err, format_count, out, print_json, report_errors
 
 
 def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a recording.")], as_json: Json = False) -> None:
@@ -22,7 +22,8 @@ def verify(folder: Annotated[Path, typer.Argument(help="Folder of a run, or a re
                 out.print(f"[bold red]damaged[/] {escape(file)}: {escape(reason)}")
             for file in result.unexpected:
                 out.print(f"[yellow]not part of the recording[/] {escape(file)}")
-            out.print(f"{result.intact} of {result.observations} observations of {result.rounds} rounds are intact")
+            seen = format_count(result.observations, "observation")
+            out.print(f"{result.intact} of {seen} of {format_count(result.rounds, 'round')} are intact")
         if result.damaged:
             raise typer.Exit(1)
 

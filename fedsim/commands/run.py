@@ -12,6 +12,7 @@ from fedsim.commands.console import (
     EXIT_FAILURES,
     Json,
     err,
+    format_count,
     out,
     parse_assignment,
     print_json,
@@ -119,8 +120,9 @@ def run(
             print_json(result)
         else:
             out.print(
-                f"[bold]{escape(str(folder))}[/]  {result['complete']} observations of {len(result['clients'])} clients "
-                f"in {result['rounds']} rounds, {result['megabytes']:.1f} MB"
+                f"[bold]{escape(str(folder))}[/]  {format_count(result['complete'], 'observation')} of "
+                f"{format_count(len(result['clients']), 'client')} in {format_count(result['rounds'], 'round')}, "
+                f"{result['megabytes']:.1f} MB"
             )
         from fedsim.server.outcome import find_failures
 
@@ -216,7 +218,7 @@ def _announce(federation: "FederationRun", folder: Path, print_warning: Callable
     from fedsim.recording.disk_space import check_room
 
     experiment, megabytes = federation.experiment, federation.count_megabytes()
-    size = f"{experiment.clients.count} clients, {experiment.rounds} rounds"
+    size = f"{format_count(experiment.clients.count, 'client')}, {format_count(experiment.rounds, 'round')}"
     err.print(f"{size}; writes up to {megabytes:.1f} MB to {escape(str(folder))}")
     if agreement := experiment.settle_agreement():
         for message in agreement.list_warnings():

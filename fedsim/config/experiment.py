@@ -3,10 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from defenses.gradients import GradientSpec
 from defenses.inputs import InputsSpec
@@ -33,6 +43,14 @@ class ExperimentError(ValueError):
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_booleans(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return the value. Raises ValueError for a boolean in place of a number, which pydantic would take for 1 or 0."""
+        if isinstance(value, bool) and info.field_name and cls.model_fields[info.field_name].annotation in (int, float):
+            raise ValueError(f"must be a number, got {str(value).lower()}")
+        return value
 
 
 class NamedSetting(_Frozen):
@@ -112,6 +130,15 @@ class Privacy(_Frozen):
     prior: float = Field(default=0.01, gt=0, lt=1)
 
 
+def _refuse_switches(training: Any) -> Any:
+    """Return the table `training`. Raises ValueError for a boolean in place of a number, which pydantic would take for 1 or 0."""
+    kinds = get_type_hints(Training)
+    for key, value in training.items() if isinstance(training, dict) else ():
+        if isinstance(value, bool) and kinds.get(key, bool) is not bool:
+            raise ValueError(f"training.{key} must not be true or false, got {str(value).lower()}")
+    return training
+
+
 def _rename_squeezing(training: Any) -> Any:
     """Return the table `training` with the key `gradient_squeezing`, if it is there, renamed to `steps`.
 
@@ -147,7 +174,7 @@ class Experiment(_Frozen):
     partition: NamedSetting = NamedSetting(name="iid")
     clients: Clients
     strategy: NamedSetting = NamedSetting(name="FedAvg")
-    training: Annotated[Training, BeforeValidator(_rename_squeezing)]
+    training: Annotated[Training, BeforeValidator(_rename_squeezing), BeforeValidator(_refuse_switches)]
     defense: str = ""
     gradient: Annotated[str, AfterValidator(_make_validator(GradientSpec.parse))] = "plain"
     network: Annotated[str, AfterValidator(_make_validator(NetworkSpec.parse))] = ""
@@ -227,8 +254,7 @@ class Experiment(_Frozen):
         wanted = parse_rounds(self.record.rounds)
         if wanted is not None and wanted.ranges[0].start > self.rounds:
             raise ValueError(
-                f"record.rounds = {self.record.rounds!r} selects none of the {self.rounds} rounds; name rounds from 1 to "
-                f"{self.rounds}"
+                f"record.rounds = {self.record.rounds!r} selects none of the run's rounds; name rounds from 1 to {self.rounds}"
             )
         return self
 

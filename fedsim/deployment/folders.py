@@ -110,12 +110,14 @@ def prepare(experiment: Experiment, root: Path, *, hosts: Sequence[str] = (), da
     root:       the folder to make. If it holds certificates and keys already, such as those of `fedsim keys`, these are kept.
     hosts:      names and addresses of the SuperLink, besides `certificates.DEFAULT_HOST_NAMES`, at which clients may reach it.
     days:       validity of new certificates in days, 1 to 825.
-    Raises ValueError, and writes nothing, if `root` holds the folder `public` or another part of an earlier deployment. Raises
-    ValueError if a client gets no examples, or for invalid `days`.
+    Raises ValueError, and writes nothing, if `root` holds the folder `public` or another part of an earlier deployment, or a run.
+    Raises ValueError if a client gets no examples, or for invalid `days`.
     """
     layout = Layout(root.absolute())
     if earlier := next((path for path in layout.list_made() if os.path.lexists(path)), None):
         raise ValueError(f"{earlier} exists already, from an earlier deployment; choose another folder, or delete {layout.root}")
+    if part := next((name for name in ("recording", "experiment.toml") if os.path.lexists(layout.root / name)), None):
+        raise ValueError(f"{layout.root} is the folder of a run, since it holds {part}; choose another folder")
     certificates.make_server(layout.root, hosts, days=days)
     splitting.split(experiment, layout.root)
     for number in range(experiment.clients.count):

@@ -163,7 +163,8 @@ def _judge_moves(training: Training, steps: int, before: Mapping[str, Tensor], a
         return []
     return [
         f"the largest change of a weight in a round is {largest:.2g}, and {training.optimiser} with a learning rate of "
-        f"{training.learning_rate:g} and {steps} steps changes weights by up to about {possible:.2g}: compare learning_rate"
+        f"{training.learning_rate:g} and {steps} step{'s' * (steps != 1)} changes weights by up to about {possible:.2g}: compare "
+        "learning_rate"
     ]
 
 

@@ -23,6 +23,8 @@ from fedsim.recording.writer import is_plain
 PROGRESS_INSTRUCTIONS = 100_000
 """Number of SQLite instructions between two checks of the limit of a query."""
 DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
+COPY_ADVICE = "copy the recording again"
+"""Advice in errors of a damaged index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,8 @@ def query_index(folder: Path, query: str, *values: Any) -> list[tuple[Any, ...]]
         with open_image(folder) as image:
             return _query_image(image, query, values)
     except (sqlite3.Error, UnicodeDecodeError, MemoryError) as error:  # the error may quote bytes that are no valid text
-        raise DamagedFile(folder / INDEX_FILE, UNPRINTABLE_PATTERN.sub("?", str(error)[:200])) from None
+        reason = UNPRINTABLE_PATTERN.sub("?", str(error)[:200])
+        raise DamagedFile(folder / INDEX_FILE, f"{reason}; {COPY_ADVICE}") from None
 
 
 def make_row(folder: Path, values: tuple[Any, ...]) -> Row:
@@ -232,7 +235,7 @@ def _query_image(image: Image, query: str, values: tuple[Any, ...]) -> list[tupl
     image.connection.set_progress_handler(lambda: next(steps) > maximum, PROGRESS_INSTRUCTIONS)
     schema = image.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchmany(10)
     if set(schema) != _read_schema():
-        raise sqlite3.DatabaseError("its tables are not exactly those of a recording's index; copy the recording again")
+        raise sqlite3.DatabaseError("its tables are not exactly those of a recording's index")
     return image.connection.execute(query, values).fetchall()
 
 

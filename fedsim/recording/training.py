@@ -223,14 +223,16 @@ class Training:
         if self.examples is not None:
             return f"examples behind an update: {self.examples}, as training.examples states, whatever clients report"
         if self.steps is not None:
+            steps = f"{self.steps} step{'s' * (self.steps != 1)}"
             return (
-                f"examples behind an update: at most {self.steps * self.step_size} ({self.steps} steps of {size}), fewer where a "
-                "client reports fewer; where it reports none, attacks estimate the number from the update; set training.examples "
-                "if that is wrong"
+                f"examples behind an update: at most {self.steps * self.step_size} ({steps} of {size}), fewer where a client "
+                "reports fewer; where it reports none, attacks estimate the number from the update; set training.examples if "
+                "that is wrong"
             )
         left = ", without an epoch's last batch where it is not full (drop_last)" if self.drop_last else ""
         return (
-            f"examples behind an update: as many as the client reports{left}, in batches of {size}, {self.epochs} times; "
+            f"examples behind an update: as many as the client reports{left}, in batches of {size}, {self.epochs} "
+            f"time{'s' * (self.epochs != 1)}; "
             "where it reports none, attacks estimate the number from the update; set training.examples if that is wrong"
         )
 

@@ -139,7 +139,8 @@ class FederationServer:
         if self.found is None and (rounds := recorder.count_rounds()):
             raise ValueError(
                 f"{self.state / checkpoint.CHECKPOINT_FILE} is missing, and {folder} holds {rounds} "
-                "rounds: they can be attacked, but the run cannot be resumed; choose another --out to start a new run"
+                f"round{'s' * (rounds != 1)}: these can be attacked, but the run cannot be resumed; choose another --out to "
+                "start a new run"
             )
         return recorder
 

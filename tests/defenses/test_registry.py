@@ -6,6 +6,7 @@ from typing import Annotated
 import pytest
 
 from defenses.registry import Registry, bind_arguments, registry
+from defenses.spec import DefenseSpec
 
 
 @pytest.fixture
@@ -39,6 +40,12 @@ def test_an_unknown_name_lists_what_exists_and_the_closest(installed: None) -> N
         ValueError, match=r"unknown name 'gcb' in the registry things\. Did you mean 'gcd'\? Known: gcd, other, own"
     ):
         Registry("things", {"own": len, "other": max})["gcb"]
+
+
+@pytest.mark.parametrize(("name", "setting"), [("dp_sgd", "gradient"), ("mixup", "inputs"), ("precode", "network")])
+def test_a_name_that_another_setting_takes_is_named_with_that_setting(name: str, setting: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown name '{name}' .* It is a name for the key '{setting}' of an experiment"):
+        DefenseSpec.parse(name)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,17 @@ UNCALIBRATED_ORDER = (
     "which were searched for in an assumed order of the client's examples; no such answer was calibrated, and probabilities "
     f"between {MAX_UNLIKELY_ORDERED:.0%} and {MIN_LIKELY_ORDERED:.0%} may be too high or too low"
 )
+MAX_MERGED_DRIFT = 1e-3
+"""Largest change of the gradient over local steps that are taken for one, as a share of its power, at which a confidence between
+MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED is given."""
+MERGED_STEPS = (
+    "for which several local steps were taken for one although the gradient changes over them; probabilities between "
+    f"{MAX_UNLIKELY_ORDERED:.0%} and {MIN_LIKELY_ORDERED:.0%} did not tell which answers are right"
+)
+ROWS_OF_A_BATCH = (
+    "which are rows of a batch whose gradient the answer nearly explains: searches recover some of such rows and not others, and "
+    "the calibration cannot tell which"
+)
 UNSEEN_VALUES = "the gradient of the answer does not depend on all of its values, as if the network cropped its inputs"
 MAX_UNEXPLAINED_COLOUR = 0.01
 """Largest share of a gradient's power that a search may leave unexplained, beyond known noise, for an image nearly of one colour

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from attacker.attacks.confidence.curves import INFERRED_ORDER, estimate_probabilities, find_curve
 from attacker.attacks.confidence.doubts import (
     CONVERGED_MISFIT,
+    MAX_MERGED_DRIFT,
     MAX_SCALED_MISFIT,
+    MAX_UNEXPLAINED_ROWS,
     MAX_UNLIKELY_ORDERED,
+    MERGED_STEPS,
     MIN_LIKELY,
     MIN_LIKELY_ORDERED,
     MIN_SCALED_GAIN,
+    ROWS_OF_A_BATCH,
     STANDARDISED,
     UNCALIBRATED_ORDER,
     UNDECIDED,
@@ -42,6 +46,7 @@ from attacker.attacks.confidence.evidence import (
 )
 from attacker.attacks.confidence.laplace import CG_ITERATIONS, EARLY_CG_ITERATIONS
 from attacker.reconstruction import MAX_RECOVERED_MSE
+from defenses.networks import StochasticModule
 from fedsim.recording.observation import DataSpec
 
 CERTIFIED_MISFIT, MIN_CERTIFIED_STAYS, CERTIFIED_CONFIDENCE = 1e-4, 0.9, 0.99
@@ -100,9 +105,10 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
 
     A confidence of at least MIN_LIKELY becomes undecided in the cases that `list_search_doubts` lists, and for images that look
     complete by another common normalisation, and not by the stated one (`find_other_normalisation`). A smaller one becomes
-    undecided if the answer explains the gradient but for a factor (`_doubt_scale`). If the answer rests on an assumed order of
-    the client's examples, all between MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED are undecided, unless its route has a curve for
-    such answers (`INFERRED_ORDER`).
+    undecided if the answer explains the gradient but for a factor (`_doubt_scale`), or is for a row of a batch and all but
+    MAX_UNEXPLAINED_ROWS of the gradient's power is explained. If the answer rests on an assumed order of the client's examples,
+    all between MAX_UNLIKELY_ORDERED and MIN_LIKELY_ORDERED are undecided, unless its route has a curve for such answers
+    (`INFERRED_ORDER`); and so if local steps are taken for one, over which the gradient changes by more than MAX_MERGED_DRIFT.
     """
     x, examples = found.x, found.examples
     missed, noise, observed = compute_shares(found)
@@ -143,9 +149,13 @@ def judge_search(found: SearchAnswer, route: str) -> ConfidenceEstimates:
         notes += reasons
     confidence, reasons = doubt_normalisation(confidence, x[:examples].cpu(), found.data)
     judged = replace(judged, confidence=confidence, notes=(*notes, *reasons))
+    between = (confidence > MAX_UNLIKELY_ORDERED) & (confidence < MIN_LIKELY_ORDERED)
     if found.ordered and route != INFERRED_ORDER:
-        between = (confidence > MAX_UNLIKELY_ORDERED) & (confidence < MIN_LIKELY_ORDERED)
         judged = _mark_undecided(judged, between, UNCALIBRATED_ORDER)
+    elif float(evidence["drift"][0]) > math.log10(MAX_MERGED_DRIFT):
+        judged = _mark_undecided(judged, between, MERGED_STEPS)
+    if not found.data.is_image and examples > 1 and float(missed - noise) <= MAX_UNEXPLAINED_ROWS:
+        judged = _mark_undecided(judged, confidence < MIN_LIKELY, ROWS_OF_A_BATCH)
     return judged if float(noise) else _doubt_scale(judged, found, float(missed))
 
 
@@ -317,8 +327,8 @@ def _explain_unfamiliarity(found: SearchAnswer, missed: Tensor) -> str:
     if found.data.is_image and not IMAGE_SIDES[0] <= min(found.data.shape[1:]) <= max(found.data.shape[1:]) <= IMAGE_SIDES[1]:
         smallest, largest = IMAGE_SIDES
         return f"the calibration is for images of {smallest} to {largest} pixels a side, and these have {found.data.shape[1:]}"
-    leaves = [module for module in found.model.modules() if not list(module.children())]
-    strange = [type(module).__name__ for module in leaves if not isinstance(module, (*KNOWN_LAYERS, nn.Sequential))]
+    layers = [m for m in found.model.modules() if isinstance(m, StochasticModule) or not list(m.children())]
+    strange = [type(module).__name__ for module in layers if not isinstance(module, (*KNOWN_LAYERS, nn.Sequential))]
     if strange:
         return f"the calibration included no network with {', '.join(sorted(set(strange)))}"
     return ""

@@ -12,6 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
 
+from fedsim.recording.observation import Observation
+
 
 def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return the logits (N, K) of `model` with weights and buffers `state` for normalised inputs x (N, *shape).
@@ -27,6 +29,15 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
     with allow_double_backward(model), _AnyLayout(dtype):
         logits: Tensor = functional_call(model, {**others, **state}, (x,))
     return logits
+
+
+def read_state(model: nn.Module, observation: Observation) -> dict[str, Tensor]:
+    """Return the weights and buffers that the server sent to a client, by name; those of `model` where it sent none.
+
+    A tensor that layers share is there once, under its first name, as `torch.func.functional_call` requires.
+    """
+    sent = {**observation.buffers, **observation.weights}
+    return {name: sent.get(name, own) for name, own in (*model.named_buffers(), *model.named_parameters())}
 
 
 @contextmanager

@@ -108,7 +108,8 @@ def load_holdings(
         if expected in datasets:
             continue
         try:
-            data = _load_described(reader.dataset, override, beside=reader.folder.parent / "data")
+            places = (reader.folder / "data", reader.folder.parent / "data")
+            data = _load_described(reader.dataset, override, beside=next(filter(Path.is_dir, places), None))
         except (TypeError, KeyError, AttributeError) as error:  # the file's arguments may have any type
             problem = f"describes a data set that cannot be loaded ({error}); name it with --data"
             raise DamagedFile(reader.folder / "dataset.json", problem) from None
@@ -136,16 +137,16 @@ def _load_described(described: dict[str, Any], override: tuple[str, dict[str, An
     """Load the data set that truth describes, or the one that the user gives instead.
 
     described: content of `dataset.json`. override: name and arguments of the user's data set; if it is of the same kind as the
-    one in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set.
-    It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the client's files
-    to another machine.
+    one in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set,
+    if any. It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the
+    client's files to another machine.
     """
     name, arguments = described["name"], described["arguments"]
     if override:
         same = datasets.split_name(override[0])[0] == datasets.split_name(name)[0]
         name, arguments = override[0], {**(arguments if same else {}), **override[1]}
     kind, positional = datasets.split_name(name)
-    if kind == "part" and beside is not None and beside.is_dir() and not Path(positional or arguments["path"]).is_dir():
+    if kind == "part" and beside is not None and not Path(positional or arguments["path"]).is_dir():
         return datasets.load("part", path=str(beside))
     # a name such as csv:PATH contains the first arguments itself
     positional_names = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]

@@ -19,6 +19,7 @@ from attacker.service.index.images import NoImage
 from attacker.service.jobs.job import JobSpec
 from attacker.service.jobs.queue import TooManyJobs, WrongJobState
 from attacker.service.jobs.queue_rows import UnknownJob
+from fedsim.recording.safe_files import shorten
 
 ERROR_MESSAGES = {"extra_forbidden": "there is no such field", "missing": "is needed"}
 RETRY_LATER = {"Retry-After": "10"}
@@ -94,8 +95,11 @@ def describe_errors(errors: Sequence[Any], spec: Any) -> dict[str, Any]:
         names = ["spec", *(_find_argument(message, spec) if names == ["arguments"] else names)]
     field = ".".join(names[:3]) or None
     message = ERROR_MESSAGES.get(error["type"], "must be `next` of an earlier response" if field == "after" else message)
-    shown = f"{field}: {message}" if field and error["type"] != "value_error" else message
-    return make_problem(shown, field, _list_known(field, error, spec))
+    if error["type"] not in (*ERROR_MESSAGES, "value_error") and isinstance(error["input"], str | int | float | None):
+        message = f"{message}, got {shorten(error['input'])}"
+    if error["type"] != "value_error":
+        message = f"{field}: {message}" if field else f"a JSON object as the body of the request {message}"
+    return make_problem(message, field, _list_known(field, error, spec))
 
 
 def _find_argument(message: str, spec: Any) -> list[str]:

@@ -66,12 +66,31 @@ class Store:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._write_lock, self._read_lock = threading.Lock(), threading.Lock()
         self._listeners: tuple[Callable[[], object], ...] = ()
-        self._writer, self._reader = self._connect(), self._connect()
+        with self._name_damage():
+            self._writer, self._reader = self._connect(), self._connect()
         try:
+            with self._name_damage():
+                ((problem,),) = self.read("PRAGMA quick_check(1)")
+            if problem != "ok":
+                raise self._make_damage_error(problem)
             self._make_tables()
         except BaseException:
             self.close()
             raise
+
+    @contextmanager
+    def _name_damage(self) -> Iterator[None]:
+        """Return a context in which errors of a damaged file become a ValueError that names the file and says what to do."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise
+            raise self._make_damage_error(str(error)) from None
+
+    def _make_damage_error(self, problem: str) -> ValueError:
+        advice = "delete it together with its files -wal and -shm; the list of jobs is lost, and results of attacks are kept"
+        return ValueError(f"{self.path} is damaged ({' '.join(problem.split())}); {advice}")
 
     def _make_tables(self) -> None:
         """Make the tables of a new file. Raises ValueError for a file of another version."""

@@ -82,7 +82,10 @@ def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, mo
     assert "unknown ending '.pdf'" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize(("defense", "words"), [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket")])
+@pytest.mark.parametrize(
+    ("defense", "words"),
+    [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket"), ("recommend", "or write recommended")],
+)
 def test_a_change_that_is_no_defense_is_refused_before_the_attacks(
     run: Path, monkeypatch: pytest.MonkeyPatch, defense: str, words: str
 ) -> None:
@@ -97,3 +100,30 @@ def test_folders_of_further_files_are_created(run: Path, tmp_path: Path) -> None
     result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(file)])
     assert result.exit_code == 0, result.output
     assert json.loads(file.read_text())["grade"]
+
+
+@pytest.mark.parametrize("words", [["--plan"], ["--budget", "1s"]])
+def test_damaged_updates_are_named(run: Path, tmp_path: Path, words: list[str]) -> None:
+    out = tmp_path / "damaged"
+    shutil.copytree(run, out)
+    victim = sorted((out / "recording" / "rounds" / "00001").glob("[0-9a-f]*.safetensors"))[0]
+    victim.write_bytes(victim.read_bytes()[:-5])
+    assert "damaged" not in CliRunner().invoke(app, ["audit", str(run), *words]).stdout
+    result = CliRunner().invoke(app, ["audit", str(out), *words])
+    assert result.exit_code == 0, result.output
+    assert "1 damaged update is left out of the checks" in result.stdout
+    assert victim.name in result.stdout
+
+
+@pytest.mark.parametrize("words", [["--what-if", "clip(1)"], ["--fail-above", "low"], ["--out", "audit.json"], ["--json"]])
+def test_options_without_effect_on_a_plan_are_refused(run: Path, words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["audit", str(run), "--plan", *words])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{words[0]} has no effect with --plan" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--plan"], ["--budget", "1s"]])
+def test_a_folder_without_truth_is_refused_before_the_attacks(run: Path, words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["audit", str(run), "--truth", "nowhere", *words])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "nowhere holds no truth" in " ".join(result.stderr.split())

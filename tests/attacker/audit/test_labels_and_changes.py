@@ -202,7 +202,9 @@ def test_effect_of_a_change_is_described_in_sentences() -> None:
     described = describe_change(
         MeasuredChange(change="clip(1)", before=before, after=AuditOutcome(grade="low", examples=4, accuracy=0.7))
     )
-    assert "low instead of severe" in described
+    assert described.startswith("With clip(1), the verdict is low instead of severe")
+    undefended = describe_change(MeasuredChange(change="", before=before, after=before))
+    assert undefended.startswith("Without a defense, the verdict is severe instead of severe")
     assert "0 of 4 examples instead of 4 of 4" in described
     assert "70% instead of 80%" in described
 

@@ -102,6 +102,14 @@ def test_damaged_rounds_do_not_count(sampled: Sampled, tmp_path: Path) -> None:
     assert find_smallest(sampled, tmp_path) == {second}
 
 
+def test_a_damaged_first_update_does_not_decide_which_attacks_suit(folder: Path, tmp_path: Path) -> None:
+    damaged = Sampled(folder)
+    first = damaged.read_rows()[0]
+    damaged.damaged = frozenset({(first.round, first.client)})
+    assert "robbing_the_fed" not in plan(damaged, tmp_path, 1e9)[0]
+    assert plan(damaged, tmp_path, 1e9)[0].keys() == plan(Recording(folder), tmp_path, 1e9)[0].keys()
+
+
 def test_clients_with_one_round_each_do_not_suit_joint_attacks(folder: Path, tmp_path: Path) -> None:
     recording = Sampled(folder)
     recording.kept = dict.fromkeys((row.client for row in recording.read_rows()), 1)

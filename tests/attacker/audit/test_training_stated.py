@@ -111,15 +111,20 @@ def train(
     decay: float = 0.0,
     sum_loss: bool = False,
     sent_in: torch.dtype = torch.float32,
+    momentum: float = 0.0,
+    earlier_steps: int = 0,
 ) -> Observation:
     """Return the observation of a client that takes steps of SGD on batches, and states one step on a batch of 4.
 
-    tokens: whether examples are random whole numbers from 0 to 49 instead of random real numbers from 0 to 1.
+    tokens: whether examples are random whole numbers from 0 to 49 instead of random real numbers from 0 to 1. momentum: not
+    stated. earlier_steps: steps before the observed round, with the same optimiser, whose momentum the client keeps.
     """
     rng = torch.Generator().manual_seed(2)
-    start = {name: p.detach().clone() for name, p in net.named_parameters()}
-    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay)
-    for _ in range(steps):
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=decay, momentum=momentum)
+    start: dict[str, Tensor] = {}
+    for step in range(earlier_steps + steps):
+        if step == earlier_steps:
+            start = {name: p.detach().clone() for name, p in net.named_parameters()}
         optimiser.zero_grad()
         x, y = torch.rand(batch, 40, generator=rng), torch.randint(3, (batch,), generator=rng)
         x = (50 * x).floor() if tokens else x
@@ -151,6 +156,7 @@ def build_perceptron() -> nn.Module:
         ({"batch": 12}, r"has the rank of at least (8|9|1\d) examples, and at most 4 follow"),
         ({"batch": 12, "decay": 0.01}, r"has the rank of at least (8|9|1\d) examples, and at most 4 follow"),
         ({"steps": 12}, r"changed by 0\.\d+ in all|has the rank of at least"),
+        ({"momentum": 0.9, "earlier_steps": 1}, r"has the rank of at least (5|6|7|8) examples, and at most 4 follow.*momentum"),
         ({"sum_loss": True}, r"changed by 0\.\d+ in all, and 1 step of SGD"),
     ],
 )
@@ -176,7 +182,7 @@ def test_noise_that_is_not_stated_is_named_as_a_cause_of_full_rank() -> None:
     noisy = {name: w + 0.01 * torch.randn(w.shape) for name, w in seen.payload.tensors.items()}
     found = check_training([replace(seen, payload=Payload(tensors=noisy, codec="weights"))])
     assert isinstance(found, Finding)
-    assert "whether clients add noise or decay weights without saying so" in found.evidence
+    assert "whether clients add noise, decay weights or keep momentum" in found.evidence
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])

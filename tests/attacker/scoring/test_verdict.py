@@ -175,7 +175,8 @@ def test_impossible_differences_are_not_stated_as_detectable() -> None:
     found = verdict([38.0, 8.0, 15.0], [9.0, 8.0, 7.0], chance=0.5)
     assert found.outcome == "not distinguishable from the null at this sample"
     assert "psnr" not in found.detectable
-    assert "so few cases show a leak only if" in found.words
+    assert "the attack recovered 1 and the null 0; a recovered example shows a leak only if the data set holds" in found.words
+    assert "so few cases show a leak only if" in verdict([13.0], [9.0], chance=0.5).words
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -320,7 +320,15 @@ def test_invalid_job_is_refused_with_its_field(ask: Ask, wrong: dict, field: str
     error = answer.json()["error"]
     assert error["field"] == field
     assert known is None or known in error["known"]
+    value = next(iter(wrong.values()))
+    assert not isinstance(value, str | int) or field == "spec.model" or str(value) in error["message"]
     assert asked.json("jobs")["items"] == []
+
+
+def test_a_request_without_a_body_is_refused_with_what_is_needed(ask: Ask) -> None:
+    answer = ask()("/api/v1/jobs", "POST", content="null", headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["message"] == "a JSON object as the body of the request is needed"
 
 
 def test_full_queue_refuses_jobs(ask: Ask) -> None:

@@ -31,6 +31,16 @@ def test_an_undamaged_recording_is_verified(finished: Path) -> None:
     assert json.loads(run_fedsim("verify", "done", "--json").stdout)["damaged"] == []
 
 
+def test_counts_of_one_are_named_in_the_singular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.toml").write_text(EXPERIMENT)
+    arguments = ("--engine", "local", "--set", "rounds=1", "--set", "clients.count=1")
+    ran = run_fedsim("run", "e.toml", "--out", "one", *arguments)
+    assert "1 client, 1 round; writes up to" in join_lines(ran.stderr)
+    assert "1 observation of 1 client in 1 round, " in join_lines(ran.stdout)
+    assert run_fedsim("verify", "one").stdout == "1 of 1 observation of 1 round are intact\n"
+
+
 def test_damage_is_named_and_is_status_1(finished: Path) -> None:
     victim = sorted((finished / "recording" / "rounds" / "00002").glob("[0-9a-f]*.safetensors"))[0]
     victim.write_bytes(victim.read_bytes()[:-5])

@@ -13,7 +13,7 @@ from changed_recordings import change_index
 from power_cut import CutBeforeCall, PowerCut
 
 from fedsim.commands.maintenance import VerificationResult, delete, identify_kind, verify
-from fedsim.recording import Manifest, Recorder, Reply
+from fedsim.recording import DamagedFile, Manifest, Recorder, Recording, Reply
 from fedsim.recording.codec import encode
 from fedsim.truth import TruthWriter, describe_dataset
 
@@ -121,7 +121,17 @@ def test_damage_inside_the_index_that_no_row_shows_is_found(run: Path) -> None:
     path.write_bytes(content)
     found = verify(run)
     assert found.intact == 4
-    assert [name for name, _ in found.damaged] == ["recording/index.sqlite"]
+    ((name, reason),) = found.damaged
+    assert name == "recording/index.sqlite"
+    assert reason.endswith("; copy the recording again")
+
+
+def test_an_index_whose_pages_are_damaged_is_refused_with_what_to_do(run: Path) -> None:
+    path = run / "recording" / "index.sqlite"
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    with pytest.raises(DamagedFile, match=r"index\.sqlite: .*; copy the recording again$"):
+        Recording(run / "recording").read_rows()
 
 
 @pytest.mark.parametrize("named", ["manifest.json", "index.sqlite"])

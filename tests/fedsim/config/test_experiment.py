@@ -103,6 +103,9 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("clients.count = 0", "clients.count: .*greater than 0, got 0"),
         ("rounds = 0", "rounds: .*got 0"),
         ("seed = -1", "seed: .*got -1"),
+        ("rounds = true", "rounds: must be a number, got true"),
+        ("clients.fraction = true", "clients.fraction: must be a number, got true"),
+        ("training.steps = true", "training.steps must not be true or false, got true"),
         ("seed = 4294967296", "seed: .*less than 4294967296"),
         ("timeout = 0", "timeout: .*got 0"),
         (
@@ -117,7 +120,7 @@ def test_omitted_keys_have_defaults(small: Path) -> None:
         ("defense = 'clop(1)'", "unknown name 'clop'.*Did you mean 'clip'"),
         ("defense = 3", "defense: .*got 3"),
         ("record.rounds = '3-1'", "record.rounds: rounds '3-1': rounds are counted from 1"),
-        ("record.rounds = '2-5'", "record.rounds = '2-5' selects none of the 1 rounds"),
+        ("record.rounds = '2-5'", "record.rounds = '2-5' selects none of the run's rounds; name rounds from 1 to 1"),
         ("record.rounds = true", "record.rounds: cannot read rounds 'True'"),
         ("record.clients = '../a'", r"record.clients: '\.\./a' is not a valid client name"),
         ("record.clients = 0", "record.clients: 0 clients"),

@@ -121,3 +121,11 @@ def test_an_earlier_deployment_is_refused_before_anything_is_written(tmp_path: P
     with pytest.raises(ValueError, match="data exists already, from an earlier deployment; choose another folder, or delete"):
         prepare(make_tiny(), tmp_path / "federation")
     assert {path: path.stat().st_mtime_ns for path in layout.root.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", ["recording", "experiment.toml"])
+def test_the_folder_of_a_run_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"is the folder of a run, since it holds {name}; choose another folder"):
+        prepare(make_tiny(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -136,7 +136,7 @@ def test_an_interrupted_run_is_neither_done_nor_overwritten(planned: Callable[..
     assert {p: p.read_bytes() for p in planned().out.rglob("*") if p.is_file()} == before
     assert not replace(planned(), resume=True).is_done()
     (planned().out / "state" / "server.safetensors").unlink()
-    with pytest.raises(EngineError, match=r"server\.safetensors is missing, and .* holds 1 rounds: they can be attacked, but"):
+    with pytest.raises(EngineError, match=r"server\.safetensors is missing, and .* holds 1 round: these can be attacked, but"):
         engine.run(replace(planned(), resume=True), engine="local")
     assert len(list(Recording(planned().out / "recording").read_observations())) == 3
 

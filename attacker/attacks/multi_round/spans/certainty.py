@@ -21,6 +21,7 @@ from attacker.attacks.multi_round.spans.intersections import RecoveredExamples
 from attacker.attacks.multi_round.spans.layer_updates import LayerUpdates, convert_to_examples, find_chain
 from attacker.attacks.multi_round.spans.relu_zeros import PARALLEL_CLEARANCE, ZERO_LEVEL
 from attacker.attacks.multi_round.spans.row_space import RowSpace, compute_threshold
+from attacker.attacks.networks.forward import read_state, run_forward_pass
 from attacker.attacks.networks.input_layer import InputLayer
 from attacker.attacks.simulation.client import convert_to_gradient, find_schedule
 from fedsim import models
@@ -209,7 +210,6 @@ def label_examples(case: Case, layer: InputLayer, found: RecoveredExamples) -> A
 def _predict(observation: Observation, layer: InputLayer, found: RecoveredExamples) -> Tensor:
     model = models.build(observation.model, observation.data).eval()
     x = convert_to_examples(found.vectors, layer.specify_input(observation.data)).float()
-    state = {**dict(model.named_buffers()), **observation.buffers, **observation.weights}
     with torch.no_grad():
-        logits = torch.func.functional_call(model, state, (observation.data.normalise(x),))
+        logits = run_forward_pass(model, read_state(model, observation), observation.data.normalise(x))
     return models.predict_classes(logits)

@@ -152,6 +152,17 @@ def test_unknown_layer_type_leaves_confidence_undecided() -> None:
     assert any("confidence is undecided" in note and "Gate" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("network", "undecided"), [("precode(bottleneck=16)", True), ("", False)])
+def test_confidence_behind_a_random_bottleneck_is_undecided(network: str, undecided: bool) -> None:
+    """The layers in the bottleneck are of calibrated kinds, and its random values are not."""
+    x, y = draw_smooth_images(1)
+    model = ModelSpec(name="lenet_dlg", network=network)
+    seen = observe_steps((x, y), model=model, data=DataSpec(shape=(3, 16, 16), num_classes=10))
+    (found,) = inverting_gradients(steps=400, give_up=0.0)([Case((seen,))], rng=seeded())
+    assert isnan(float(found.confidence[0])) == undecided
+    assert any("no network with Bottleneck" in note for note in found.notes) == undecided
+
+
 def normalised() -> nn.Module:
     return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
 

@@ -222,3 +222,82 @@ def test_unlikely_answers_are_undecided_if_only_a_factor_refutes_them(factor: fl
     assert refuted == (recovered and factor != 1)
     assert isnan(float(found.confidence[0])) == refuted
     assert refuted or (float(found.confidence[0]) > 0.5) == recovered
+
+
+def state_confidences(monkeypatch: pytest.MonkeyPatch, *confidences: float) -> None:
+    """Replace the curve and other doubts, so that the examples of an answer have these confidences in turn."""
+
+    def judge(route: str, found: Any, explained: Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.tensor(confidences)[: len(explained)], explained, found)
+
+    monkeypatch.setattr(estimates, "judge", judge)
+    monkeypatch.setattr(estimates, "list_search_doubts", lambda *_: iter(()))
+    monkeypatch.setattr(estimates, "_doubt_scale", lambda judged, *_: judged)
+
+
+@pytest.mark.parametrize(("rate", "changes"), [(1e-5, False), (0.3, True)])
+@pytest.mark.parametrize("merged", [True, False])
+def test_confidence_is_decided_only_at_its_ends_if_steps_that_matter_are_taken_for_one(
+    rate: float, changes: bool, merged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of steps that are simulated in an assumed order, confidence is decided only at its ends as well."""
+    state_confidences(monkeypatch, 0.05, 0.3, 0.7, 0.95)
+    x, y = draw_smooth_images(4)
+    batches = [(x[:2], y[:2]), (x[2:], y[2:])]
+    data = DataSpec(shape=(3, 16, 16), num_classes=10)
+    seen = observe_steps(*batches, model=ModelSpec(name="lenet_dlg"), data=data, learning_rate=rate)
+    attack = inverting_gradients(steps=4, polish=0.0, give_up=0.0, local_steps="one_batch" if merged else "simulated")
+    (found,) = attack([Case((seen,))], rng=seeded())
+    between = changes or not merged
+    assert found.confidence.isnan().tolist() == [False, between, between, False]
+    assert any("were taken for one" in note for note in found.notes) == (merged and changes)
+
+
+LONG, SHORT = cpl(steps=60), inverting_gradients(steps=2, tv=0.0, polish=0.0, give_up=0.0)
+
+
+@pytest.mark.parametrize(("rows", "attack", "undecided"), [(2, LONG, True), (2, SHORT, False), (1, LONG, False)])
+def test_unlikely_rows_of_a_batch_are_undecided_if_the_gradient_is_explained(
+    rows: int, attack: Attack, undecided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state_confidences(monkeypatch, 0.05, 0.95)
+    x, y = torch.rand(rows, 12, generator=seeded(1)), torch.arange(rows)
+    seen = observe_steps(
+        (x, y), model=ModelSpec(name="mlp", arguments={"hidden": (32,)}), data=DataSpec(shape=(12,), num_classes=3)
+    )
+    (found,) = attack([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert (float(found.explained[0]) > 0.98) == (attack is not SHORT)
+    assert isnan(float(found.confidence[0])) == undecided
+    assert any("rows of a batch" in note for note in found.notes) == undecided
+    assert not found.confidence[1:].isnan().any()
+
+
+class Signals(nn.Module):
+    """A network of convolutions for table rows that are signals of two channels, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv1d(2, 12, 7, padding=3), nn.Tanh(), nn.Conv1d(12, 16, 5, stride=2, padding=2), nn.Tanh()),
+            *(nn.Flatten(), nn.Linear(16 * 16, 32), nn.ELU(), nn.Linear(32, 6)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.unflatten(1, (2, 32)))
+
+
+@pytest.mark.parametrize(("steps", "explained"), [(150, True), (10, False)])
+def test_table_rows_of_a_batch_that_explain_the_gradient_are_not_unlikely(steps: int, explained: bool) -> None:
+    """The calibration has batches of four rows only from searches that ended early, and calls all answers to them wrong."""
+    models.admit(f"{__name__}:Signals", "signals-for-confidence")
+    angles = torch.linspace(0, 6.28, 32) * (1 + 4 * torch.rand(3, 2, 1, generator=seeded(5)))
+    x, y = (0.5 + 0.4 * angles.sin()).flatten(1), torch.tensor([0, 2, 5])
+    seen = observe_steps((x, y), model=ModelSpec(name="signals-for-confidence"), data=DataSpec(shape=(64,), num_classes=6))
+    (found,) = inverting_gradients(steps=steps, tv=0.0, give_up=0.0, polish=0.0)([Case((seen,))], rng=seeded())
+    assert found.explained is not None
+    assert (float(found.explained[0]) > 0.99) == explained
+    right = bool(((found.x[:, None] - x[None]).abs().amax(dim=2).amin(dim=1) < 0.05).all())
+    assert right == explained
+    assert bool((found.confidence < 0.5).all()) != explained
+    assert any("rows of a batch" in note for note in found.notes) == explained

@@ -29,6 +29,7 @@ from attacker.attacks.multi_round.spans.row_space import (
     intersect,
 )
 from attacker.attacks.networks.input_layer import InputLayer, find_input_layer
+from fedsim import models
 from fedsim.recording import DataSpec, ModelSpec, Training
 from fedsim.recording.codec import encode
 
@@ -331,3 +332,27 @@ def test_random_inputs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ValueError, match="random numbers before layer 1, such as dropout"):
         spans()([case], rng=seeded())
+
+
+class Shared(nn.Module):
+    """A residual network of which two layers have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.two, self.head = nn.Linear(64, 48), nn.Linear(48, 48), nn.Linear(48, 48), nn.Linear(48, 4)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.flatten(1)))
+        return self.head(h + torch.tanh(self.two(torch.tanh(self.one(h)))))
+
+
+def test_networks_with_a_weight_that_layers_share_are_attacked() -> None:
+    """Apps that record themselves send a shared weight under each of its names."""
+    models.admit(f"{__name__}:Shared", "shared-for-spans")
+    case, x, _ = make_client(TWO_EPOCHS, model=ModelSpec(name="shared-for-spans"))
+    both = tuple(
+        replace(seen, weights={**seen.weights, "two.weight": seen.weights["one.weight"].clone()}) for seen in case.observations
+    )
+    (found,) = spans(relu=False)([Case(both)], rng=seeded())
+    assert float(measure_errors(found.x, x).max()) < 1e-4

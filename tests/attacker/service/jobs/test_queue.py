@@ -359,3 +359,15 @@ def test_threads_of_one_process_share_a_queue(queue: Queue) -> None:
         thread.join()
     assert len(claimed) == len(set(claimed)) == 20
     assert set(list_publications(queue)) == set(claimed)
+
+
+@pytest.mark.parametrize("damage", [b"junk" * 2048, None])
+def test_a_damaged_file_is_refused_with_what_to_do(damage: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    queue = Queue(path, Limits())
+    queue.submit(SPEC)
+    queue.close()
+    content = path.read_bytes()
+    path.write_bytes(damage or content[:4096] + b"\xff" * (len(content) - 4096))
+    with pytest.raises(ValueError, match=r"queue\.sqlite is damaged .*; delete it together with its files -wal and -shm"):
+        Queue(path, Limits())
