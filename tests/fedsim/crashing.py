@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_experiments import TINY
 from torch import nn
 
 from defenses import DEFENSES, Defense
@@ -17,12 +18,9 @@ from fedsim.engine.run import FederationRun
 from fedsim.truth import TruthWriter
 
 EXPERIMENT: dict[str, Any] = {
-    "seed": 3,
+    **TINY,
     "rounds": 6,
-    "model": {"name": "mlp", "hidden": [4]},
-    "data": "digits",
-    "clients": {"count": 3},
-    "training": {"learning_rate": 0.5, "batch_size": 4, "steps": 2, "momentum": 0.5},
+    "training": {**TINY["training"], "steps": 2, "momentum": 0.5},
     "defense": "gaussian(0.001) | total()",
 }
 
