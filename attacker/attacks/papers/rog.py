@@ -20,6 +20,9 @@ from attacker.attacks.optimisers.stopping import Stop
 
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
+BETAS = (0.8, 0.99)
+"""Decay rates of Adam's averages of gradients and of their squares. The usual 0.9 and 0.999 are too slow for phases of 10 to 40
+steps: images were worse with them on tuning and validation images (benchmarks/results/rog-cpu.md)."""
 SIGN_FACTOR = 2.0
 """`VariationTerm.sign_factor` of ROG. Twice `tv` was better for signs on tuning and validation images
 (benchmarks/results/rog-cpu.md)."""
@@ -102,7 +105,7 @@ def rog(
         ),
         labels=Labels(rule=infer_labels),
         search=Search(
-            optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE),
+            optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE, betas=BETAS),
             steps=steps,
             stop=Stop(patience=steps, decrease=0.0),
             restarts=restarts,
