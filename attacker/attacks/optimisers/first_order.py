@@ -138,6 +138,7 @@ class Adam:
     decay_at: shares of the steps, in [0, 1], at each of which the learning rate is divided by 10; empty for no such schedule.
     signed:   replace the gradient by its sign (Geiping et al. 2020).
     cosine:   share of the learning rate at the end of a cosine schedule (`CosineAnnealingLR` of PyTorch); 1 for no such schedule.
+    betas:    decay rates of the averages of gradients and of their squares, in [0, 1).
     """
 
     learning_rate: float = 0.1
@@ -148,6 +149,10 @@ class Adam:
     epsilon: float = 1e-8
     period: int = 1
     remembers: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"beta1 and beta2, the decay rates of Adam, must be at least 0 and below 1, got {self.betas}")
 
     def compute_rate(self, progress: float) -> float:
         """Return the learning rate after a share `progress`, in [0, 1], of the steps."""

@@ -20,9 +20,6 @@ from attacker.attacks.optimisers.stopping import Stop
 
 LAST_RATE = 0.1
 """Learning rate at the end of the cosine schedule, relative to the learning rate at the start."""
-BETAS = (0.8, 0.99)
-"""Decay rates of Adam's averages of gradients and of their squares. The usual 0.9 and 0.999 are too slow for phases of 10 to 40
-steps: images were worse with them on tuning and validation images (benchmarks/results/rog-cpu.md)."""
 SIGN_FACTOR = 2.0
 """`VariationTerm.sign_factor` of ROG. Twice `tv` was better for signs on tuning and validation images
 (benchmarks/results/rog-cpu.md)."""
@@ -40,6 +37,8 @@ def rog(
     enhancer: Annotated[str, OneOf((NO_ENHANCER, *BUILT_IN_ENHANCERS))] = NO_ENHANCER,
     lpips_weights: FilePath = "",
     learning_rate: float = 0.05,
+    beta1: float = 0.8,
+    beta2: float = 0.99,
     tv: float = 1e-2,
     colour: bool = True,
     boxed: bool = False,
@@ -74,8 +73,9 @@ def rog(
     lpips_weights: file of AlexNet's weights for LPIPS, which is then a part of the distance in the search of a generator for the
     nearest images (ROGS); as --lpips-weights of attacker score. By default, the weights in torch's hub cache are used; if there
     are none, the distance has no LPIPS.
-    learning_rate: at the start; a tenth of it is left at the end. boxed: keep the optimised variable in the decoder's box, which
-    the paper does not.
+    learning_rate: at the start; a tenth of it is left at the end. beta1, beta2: decay rates of Adam's averages of gradients and of
+    their squares, in [0, 1), which begin anew in each phase of a decoder; the paper has 0.9 and 0.999.
+    boxed: keep the optimised variable in the decoder's box, which the paper does not.
     tv: as in `cpl`, and twice as much if clients send signs; the paper uses no total variation.
     colour: measure total variation along brightness and two colour differences, of which the latter count more
     (`colour_variation`), instead of along the channels.
@@ -105,7 +105,7 @@ def rog(
         ),
         labels=Labels(rule=infer_labels),
         search=Search(
-            optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE, betas=BETAS),
+            optimiser=Adam(learning_rate=learning_rate, decay_at=(), cosine=LAST_RATE, betas=(beta1, beta2)),
             steps=steps,
             stop=Stop(patience=steps, decrease=0.0),
             restarts=restarts,

@@ -69,6 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "inverting_gradients with draws": {"name": "inverting_gradients", "draws": True},
     "inverting_gradients of three starts": {"name": "inverting_gradients", "restarts": 3, "consistency": 0.1, "registered": True},
     "rog in pixels": {"name": "rog", "decoder": "pixels", "init": "uniform", "tv": 1e-3, "distance": "cosine"},
+    "rog with the usual decay rates": {"name": "rog", "beta1": 0.9, "beta2": 0.999},
     "rog without colours": {"name": "rog", "colour": False},
     "rog from coarse to fine": {"name": "rog", "decoder": "coarse_to_fine"},
     "rog with draws": {"name": "rog", "draws": True},

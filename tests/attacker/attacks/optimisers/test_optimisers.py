@@ -67,11 +67,17 @@ def test_lbfgs_agrees_with_torch_for_each_row(problems: tuple[Tensor, Tensor, Te
         torch.testing.assert_close(ours[row], z.detach(), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("signed", [False, True])
-def test_adam_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], signed: bool) -> None:
-    ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=()), *problems, steps=20)
-    theirs = run_torch(lambda z: torch.optim.Adam([z], lr=0.05), *problems, steps=20, signed=signed)
+@pytest.mark.parametrize(("signed", "betas"), [(False, (0.9, 0.999)), (True, (0.9, 0.999)), (False, (0.8, 0.99))])
+def test_adam_agrees_with_torch(problems: tuple[Tensor, Tensor, Tensor], signed: bool, betas: tuple[float, float]) -> None:
+    ours = run(Adam(learning_rate=0.05, signed=signed, decay_at=(), betas=betas), *problems, steps=20)
+    theirs = run_torch(lambda z: torch.optim.Adam([z], lr=0.05, betas=betas), *problems, steps=20, signed=signed)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.99), (0.8, -0.1)])
+def test_decay_rates_of_adam_outside_of_their_range_are_refused(betas: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="beta1 and beta2"):
+        Adam(betas=betas)
 
 
 @pytest.mark.parametrize("last", [0.1, 1.0])
