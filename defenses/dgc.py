@@ -68,11 +68,7 @@ def dgc(
 
 
 def _compute_density(keep: float, done: int, warm_up_rounds: int) -> float:
-    """Return the share of each tensor that is sent by a client that took part in `done` rounds before; larger in the warm-up.
-
-    keep, warm_up_rounds: as in `dgc`.
-    Source: Lin et al. 2018, section 3.3.
-    """
+    """Return the share that is sent after `done` rounds, which is larger in the warm-up (Lin et al. 2018, section 3.3)."""
     return keep if done >= warm_up_rounds else keep ** ((done + 1) / (warm_up_rounds + 1))
 
 

@@ -36,10 +36,10 @@ from fedsim.config.experiment import read
 for federation in DEMO_FEDERATIONS.values():
     assert read(EXPERIMENT_FILE, list(federation.overrides.items())).rounds
 
-from attacker.service.http import pages
-assert "<html" in (pages.PAGE_FOLDER / "index.html").read_text().lower()
+from attacker.service.http.app import PAGE_FOLDER
+assert "<html" in (PAGE_FOLDER / "index.html").read_text().lower()
 for kind in ("*.js", "style/*.css", "views/*.js"):
-    assert list(pages.PAGE_FOLDER.glob(kind)), kind
+    assert list(PAGE_FOLDER.glob(kind)), kind
 
 from attacker.report import render
 

@@ -206,10 +206,7 @@ def _doubt_normalisation(answers: Sequence[Reconstruction], data: DataSpec) -> t
 
 
 def _is_right_but_undecided(answer: Reconstruction) -> Tensor:
-    """Return a mask (N,) of the undecided images that explain the gradient.
-
-    It is false for all answers of `ESTIMATING_ROUTES`.
-    """
+    """Return a mask (N,) of the undecided images that explain the gradient; false for answers of `ESTIMATING_ROUTES`."""
     if answer.x.ndim != 4 or answer.explained is None or answer.route in ESTIMATING_ROUTES:  # only images have a known range
         return torch.zeros(len(answer.x), dtype=torch.bool)
     return answer.confidence.isnan() & (answer.explained >= MIN_EXPLAINED)

@@ -178,11 +178,7 @@ def _bound_power(count: int, probability: float) -> float:
 
 
 def _compute_margin(count: int) -> float:
-    """Return by how much a mean of `count` squares may be below the noise's variance, as a share of it.
-
-    The declared variance is itself measured on `count` values (`measure_noise_deviations`), which doubles the squared standard
-    error.
-    """
+    """Return how far, as a share, a mean of `count` squares may be below a variance measured on `count` values as well."""
     relative: float = (2 * (MAX_KURTOSIS - 1) / count) ** 0.5
     return MISSING_SIGMAS * relative
 

@@ -274,10 +274,7 @@ def _has_label_layer(recording: Recording, row: Row) -> bool:
 
 
 def _count_steps(recording: Recording, row: Row) -> int:
-    """Return the number of local steps that the attacker assumes for the client of a row.
-
-    It is 1 if the update is damaged, or if the client reports more examples than a round can hold.
-    """
+    """Return the number of local steps assumed for a row's client; 1 if the update or its number of examples is not usable."""
     try:
         return find_schedule(recording.read_observation(row))[1]
     except (DamagedFile, ValueError):  # the replay reports it

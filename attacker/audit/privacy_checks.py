@@ -88,10 +88,7 @@ def check_epsilon(recording: Recording, metrics: Sequence[Mapping[str, Any]]) ->
 
 
 def _read_privacy(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the mapping `privacy` of a row of metrics.jsonl; None if that mapping has no number as epsilon.
-
-    This epsilon accounts for noise that the clients add. The mapping's entry `central`, for noise of the server, is not checked.
-    """
+    """Return the mapping `privacy` of a row of metrics.jsonl, or None if its epsilon, for the clients' noise, is no number."""
     privacy = row.get("privacy")
     if not isinstance(privacy, Mapping) or not isinstance(privacy.get("epsilon"), int | float):
         return None

@@ -81,10 +81,7 @@ def _list_attacks(as_json: bool) -> None:
 
 
 def _format_settings(settings: Mapping[str, Any]) -> str:
-    """Return a preset's settings as text: `argument=value` pairs, in groups by family of networks if `settings` has such groups.
-
-    settings: dict from argument to value, or from a family of networks, such as "relu", to such a dict.
-    """
+    """Return a preset's settings as text, `argument=value`, in groups if `settings` maps families of networks to settings."""
     families = {key: value for key, value in settings.items() if isinstance(value, Mapping)}
     if families:
         return "; ".join(f"{family}: {_format_settings(settings)}" for family, settings in families.items())

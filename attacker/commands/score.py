@@ -244,10 +244,7 @@ def _describe_cases(summary: "Summary") -> list[str]:
 
 
 def _format_quality(summary: "Summary") -> str:
-    """Return median, first and ninth decile as text: of the PSNR of images, or of the mean squared error of table rows.
-
-    The text is "" if there is neither.
-    """
+    """Return median, first and ninth decile of the PSNR of images or the mean squared error of table rows, or ""."""
     if summary.psnr:
         return f"{summary.psnr.median:.1f} dB\n({summary.psnr.p10:.1f}-{summary.psnr.p90:.1f})"
     return f"MSE {summary.mse.median:.2g}\n({summary.mse.p10:.2g}-{summary.mse.p90:.2g})" if summary.mse else ""

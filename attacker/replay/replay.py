@@ -338,10 +338,7 @@ class Replay:
         )
 
     def _estimate_once(self, case: PlannedCase, count: int) -> float:
-        """Return the estimated seconds of one gradient evaluation for `count` cases like `case` at once on one core.
-
-        The estimate from the sizes of network and batches is multiplied by how much slower a measured evaluation is.
-        """
+        """Return the seconds of one gradient evaluation for `count` cases like `case` on one core, corrected by a measurement."""
         guess = partial(self._footprint.estimate_seconds, cases=1)
         return self._footprint.estimate_seconds(case.sizes, count) * measure_slowdown(
             self.recording, self.spec, self._attack, case, guess

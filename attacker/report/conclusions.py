@@ -103,10 +103,7 @@ def _describe_attack(summary: Summary, manifest: Manifest) -> str:
 
 
 def _describe_labels(summary: Summary, reads: str) -> str:
-    """Return the labels recovered as a clause such as " and read 3 of 4 labels"; "" if unknown, or if an oracle supplied them.
-
-    reads: verb of the clause, "read" or "reads".
-    """
+    """Return a clause such as " and read 3 of 4 labels", with the verb `reads`; "" if unknown or given by an oracle."""
     if summary.label_success is None or "labels" in summary.oracles:
         return ""
     return f" and {reads} {format_rate(summary.label_success)} labels"

@@ -86,21 +86,14 @@ def _make_context(number: int, run: ReportedRun) -> dict[str, Any]:
 
 
 def _list_lpips_reasons(run: ReportedRun) -> dict[str, list[str]]:
-    """Return a dict from each reason for missing values of LPIPS, an image distance, to the attacks concerned.
-
-    The attacks are given by their specifications; [] means all attacks of the run.
-    """
+    """Return a dict from each reason for missing LPIPS to the specifications of its attacks; [] means all attacks of the run."""
     reasons = sorted({reason for attack in run.attacks for reason in attack.lpips_reasons})
     held = {reason: [attack.spec for attack in run.attacks if reason in attack.lpips_reasons] for reason in reasons}
     return {reason: specs if len(specs) < len(run.attacks) else [] for reason, specs in held.items()}
 
 
 def _select_strip(run: ReportedRun) -> list[Example]:
-    """Return up to `STRIP_EXAMPLES` examples of the best attack that have a picture of the original, for the top of the page.
-
-    They are the first by round, client, local step and position, and not selected by quality. The best attack is the one that
-    `find_strongest` chooses.
-    """
+    """Return the first `STRIP_EXAMPLES` examples of the best attack with a picture of the original, for the top of the page."""
     best = conclusions.find_best_attack(run)
     shown = best.examples if best else ()
     return [example for example in shown if example.row.is_finished and example.pair.original][:STRIP_EXAMPLES]
@@ -179,11 +172,7 @@ def _make_environment() -> Environment:
 
 
 def _choose_width(picture: Picture) -> int:
-    """Return the width at which to show a picture, in CSS pixels.
-
-    Pictures narrower than `MIN_PICTURE_WIDTH` are enlarged by the smallest whole factor that reaches it, and others are reduced
-    to `MAX_PICTURE_WIDTH` if they are wider.
-    """
+    """Return the width in CSS pixels: at most `MAX_PICTURE_WIDTH`, or the least multiple of at least `MIN_PICTURE_WIDTH`."""
     if picture.width >= MIN_PICTURE_WIDTH:
         return min(picture.width, MAX_PICTURE_WIDTH)
     return picture.width * -(-MIN_PICTURE_WIDTH // picture.width)

@@ -22,10 +22,7 @@ FILLED_SCORES = ("psnr", "ssim", "ssim_global", "lpips", "mse", "continuous_erro
 
 
 def _get_score(row: ScoreRow, score: str) -> float | None:
-    """Return the field `score` of a row as a number for means: PSNR capped at `PSNR_OF_8_BITS`, True and False as 1 and 0.
-
-    The result is None if the row does not have this score.
-    """
+    """Return the field `score` as a number for means: PSNR at most `PSNR_OF_8_BITS`, booleans as 1 and 0; None if missing."""
     value = getattr(row, score)
     if value is None:
         return None

@@ -292,10 +292,7 @@ def write_csv(rows: Iterable[ScoreRow], path: Path) -> None:
 
 
 def _to_cell(value: Any) -> Any:
-    """Return a table cell for `value`; a text that a spreadsheet would run as a formula gets an apostrophe in front.
-
-    Names and reasons in score rows may come from untrusted clients.
-    """
+    """Return a table cell for `value`; formulas, which untrusted clients may send, get an apostrophe in front."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

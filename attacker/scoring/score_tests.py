@@ -165,10 +165,9 @@ def compare_scores(pairs: RowPairs, clusters: Mapping[Any, int]) -> tuple[Compar
 
 
 def _test_means(signed: Sequence[float], groups: Sequence[int]) -> dict[str, Any]:
-    """Test whether the mean difference is positive; return a dict of the p-value `p` and a function `least`.
+    """Return `p` of a positive mean difference, and `least`: the smallest mean that a level detects with probability 0.95.
 
-    `least` maps a significance level to the smallest mean difference that the test would detect with probability 0.95. signed:
-    difference of attack and null for each example, positive if the attack is better. groups: cluster of each example.
+    signed: difference of attack and null for each example, positive if the attack is better. groups: cluster of each example.
     """
     return {"p": run_t_test(signed, groups), "least": partial(find_detectable_mean, signed, groups)}
 

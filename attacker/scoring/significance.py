@@ -50,10 +50,7 @@ def run_t_test(values: Sequence[float], groups: Sequence[Hashable]) -> float:
 
 
 def _compute_mean_and_error(values: Sequence[float], groups: Sequence[Hashable]) -> tuple[float, float, int]:
-    """Return the mean over examples, its cluster-robust standard error, and the number of clusters.
-
-    values: one per example. groups: cluster of each example; the caller must give at least two clusters.
-    """
+    """Return the mean over examples, its cluster-robust standard error, and the number of clusters, which is at least two."""
     sums, sizes = sum_clusters(values, groups)
     means, errors = compute_errors(sums, sizes, np.ones((1, len(sums))))
     return float(means[0]), float(errors[0]), len(sums)

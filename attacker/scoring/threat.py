@@ -68,9 +68,6 @@ def _get_training(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_other_prior(spec: str) -> bool:
-    """Return whether an attack has a decoder, enhancer or denoiser that is not built in, such as a pretrained generator.
-
-    spec: the attack with its arguments, as text.
-    """
+    """Return whether an attack, given with its arguments, has a decoder, enhancer or denoiser that is not built in."""
     arguments = parse_arguments(spec)
     return any(argument in arguments and str(arguments[argument]) not in values for argument, values in BUILT_IN_PRIORS.items())

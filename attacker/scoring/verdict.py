@@ -158,11 +158,7 @@ def judge_attack(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Verdict:
 
 
 def _has_chances(pairs: RowPairs) -> bool:
-    """Return False if reconstructions have no `ScoreRow.chance`, since the data set is no larger than a case; otherwise True.
-
-    `chance` is an upper bound on the probability of a reconstruction this near to its original without information. The result is
-    also True if no row has a reconstruction.
-    """
+    """Return whether a reconstruction has a `ScoreRow.chance`, or none exists. Small data sets give no chances."""
     answered = [row for row in pairs.attack if row.failure is None]
     return not answered or any(row.chance is not None for row in answered)
 

@@ -188,11 +188,7 @@ def serve_until_stopped(app: FastAPI, settings: ServiceSettings, listener: socke
 
 
 def _freeze_objects() -> None:
-    """Exclude all present objects from later garbage collections.
-
-    PyTorch and its dependencies create some hundred thousand permanent objects, and each full collection over them would delay
-    all responses.
-    """
+    """Exclude all present objects, such as PyTorch's, from later garbage collections, which would delay all responses."""
     gc.collect()
     gc.freeze()
 

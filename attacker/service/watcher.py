@@ -103,10 +103,7 @@ class Watcher:
         self._arrived(new)
 
     def _scan_active(self) -> None:
-        """Scan those recordings that got an update in the last minute and whose index has changed since the last scan.
-
-        New rounds are passed to the callback `arrived`.
-        """
+        """Scan recordings whose index has changed within the last minute, and pass new rounds to the callback `arrived`."""
         for id in self.catalogue.list_changed():
             self.scan_run(id)
         if self._new:

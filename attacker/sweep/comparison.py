@@ -203,10 +203,9 @@ def _is_ranked(setting: SettingResult) -> bool:
 
 
 def _dominates(other: SettingResult, setting: SettingResult) -> bool:
-    """Return whether `other` is at least as accurate and as protective as `setting`, and better in at least one of the two.
+    """Return whether `other` is at least as accurate and as protective (RMSE) as `setting`, and better in one of the two.
 
-    Protective means a high RMSE of the strongest attack. A setting that is not audited, has no known accuracy, or is of another
-    training dominates none.
+    A setting that is not audited, has no known accuracy, or is of another training dominates none.
     """
     if other.training != setting.training or not _is_ranked(other):
         return False

@@ -131,10 +131,7 @@ def list_cells(setting: SettingResult) -> list[str]:
 
 
 def _format_estimate(estimate: Estimate | None) -> str:
-    """Return a value with its interval as text, such as "0.120 (0.100 to 0.140)"; "" for None.
-
-    If there are too few independent examples for an interval, the range of the values is given, with the word "range".
-    """
+    """Return a value with its interval, such as "0.120 (0.100 to 0.140)", or its "range" if examples are few; "" for None."""
     if estimate is None:
         return ""
     return f"{estimate.value:.3f} ({'' if estimate.is_interval else 'range '}{estimate.low:.3f} to {estimate.high:.3f})"

@@ -84,10 +84,7 @@ def uniform(bits: int, *, stochastic: bool = False) -> Channel:
 
 
 def _pull_to_interval(values: Tensor, centre: Tensor, half: Tensor, share: Tensor | float = 0.0) -> Tensor:
-    """Return the centre of the quantisation interval plus the signed distance by which each value lies outside of it.
-
-    half: half the width of the interval. share: share in [0, 1] of the distance within the interval that is added as well.
-    """
+    """Return the centre plus each value's distance outside of the interval centre +- half, and `share` of that inside."""
     difference = values - centre
     return centre + (difference - (1 - share) * difference.clamp(-half, half))
 

@@ -44,10 +44,7 @@ NO_ACCOUNTING_RULE = "no accounting rule is known for"
 
 
 def _report_no_rule(name: str) -> Noise:
-    """Return the noise that is assumed for the defense `name` of another package: a multiplier of 0, with the reason.
-
-    Whether that defense adds noise is unknown.
-    """
+    """Return a multiplier of 0, with the reason, for a defense of another package, whose noise is unknown."""
     return Noise(why=f"{NO_ACCOUNTING_RULE} {name}")
 
 

@@ -184,11 +184,7 @@ def _build(spec: str, data: DataSpec, device: str) -> nn.Module:
 
 
 def _build_model(spec: ModelSpec, data: DataSpec, device: str) -> nn.Module:
-    """Return the network, which is cached in this process.
-
-    The network's own weights stay the initial ones: `train` does not change them, and gets the weights to start from as an
-    argument.
-    """
+    """Return the network, which is cached in this process; `train` does not change its weights."""
     return _build(json.dumps({"name": spec.name, "arguments": dict(spec.arguments), "network": spec.network}), data, device)
 
 

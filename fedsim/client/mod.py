@@ -70,10 +70,7 @@ def _read_weights(content: RecordDict, key: str, where: str) -> dict[str, Tensor
 
 
 def _subtract(trained: Tensor, sent: Tensor) -> Tensor:
-    """Return the update of one tensor, trained minus sent, in the dtype of `trained`.
-
-    `sent` is first rounded to this dtype. The difference is computed in float64.
-    """
+    """Return trained minus sent, computed in float64, in the dtype of `trained`, to which `sent` is rounded first."""
     return (trained.double() - sent.to(trained.dtype).double()).to(trained.dtype)
 
 

@@ -57,11 +57,7 @@ def _describe_names(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def _describe_or_explain(registry: "Registry[Any]", name: str, factory_of: Callable[[Any], Callable[..., Any]]) -> dict[str, Any]:
-    """Return the description of a registered name, as `_describe` does: a dict of summary, arguments and reference.
-
-    If the name cannot be loaded, the summary is the reason and the rest is "": one broken package must not hide the others.
-    factory_of: function from an entry of the registry to the factory.
-    """
+    """Return the result of `_describe`, or why a name cannot be loaded, so that a broken package hides no others."""
     try:
         return _describe(factory_of(registry[name]))
     except ValueError as error:

@@ -130,10 +130,7 @@ def run(
 
 
 def _exit_if_failed(failures: str, *, allow_failures: bool) -> None:
-    """Print `failures`, which say what failed in a finished run, and exit with `EXIT_FAILURES`.
-
-    Do nothing if `failures` is empty or failures are allowed.
-    """
+    """Print what failed in a finished run and exit with `EXIT_FAILURES`; do nothing if `failures` is "" or allowed."""
     if failures and not allow_failures:
         err.print(f"[yellow]{escape(failures)}[/]; with --allow-failures the exit status would be 0")
         raise typer.Exit(EXIT_FAILURES)

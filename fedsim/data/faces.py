@@ -47,11 +47,7 @@ def lfw(
 
 
 def _download(folder: str) -> None:
-    """Download LFW with scikit-learn into `folder`, without loading images.
-
-    `min_faces_per_person` is larger than any person's number of photographs, so that scikit-learn raises ValueError after the
-    download, before it loads images.
-    """
+    """Download LFW by scikit-learn. No person has enough photographs, so that it raises ValueError before it loads images."""
     from sklearn.datasets import fetch_lfw_people
 
     with suppress(ValueError):

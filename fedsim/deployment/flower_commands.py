@@ -249,10 +249,7 @@ def _make_environment(home: Path) -> dict[str, str]:
 
 
 def _find_last_lines(text: str) -> str:
-    """Return the last 600 characters of a command's output as one line; the text "nothing" if the output is empty.
-
-    Codes for colours, and the characters of frames that Flower draws around messages, are removed.
-    """
+    """Return the last 600 characters of an output as one line, without colours and frames; "nothing" if it is empty."""
     lines = [line.strip(" │╭╮╰╯─\t") for line in COLOUR_CODES.sub("", text).splitlines()]
     return " ".join(line for line in lines if line)[-600:] or "nothing"
 

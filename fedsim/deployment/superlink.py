@@ -54,10 +54,7 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Return whether the path of a URL is `CONTROL_PATH` or below it; true also for every path with "..".
-
-    Upper case, repeated slashes and "." make no difference.
-    """
+    """Return whether a URL's path is at or below `CONTROL_PATH`, in any case and spelling; true also for every path with ".."."""
     parts = [part for part in path.lower().split("/") if part not in ("", ".")]
     return ".." in parts or parts[:2] == CONTROL_PATH.strip("/").split("/")
 

@@ -147,10 +147,7 @@ def run_local(server: ServerApp, clients: ClientApp, count: int) -> None:
 
 
 def _is_system_error(error: BaseException | None) -> TypeGuard[OSError]:
-    """Return whether the operating system reported the error, such as a full disk.
-
-    A TimeoutError that the server raises for missing clients is an OSError too, but has no errno.
-    """
+    """Return whether the operating system reported the error; the server's TimeoutError for missing clients has no errno."""
     return isinstance(error, OSError) and error.errno is not None
 
 

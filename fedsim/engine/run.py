@@ -305,20 +305,12 @@ class FederationRun:
 
 
 def _has_begun(path: Path) -> bool:
-    """Return whether `path`, a file or folder in the run's folder, shows that a run has begun.
-
-    All files and folders do except partial files (*.partial) left by a crash, and the folder `recording` if it is empty, as when
-    it has just been mounted.
-    """
+    """Return whether a path shows that a run has begun: not a partial file of a crash, nor an empty, just mounted `recording`."""
     return path.suffix != ".partial" and not (path.name == "recording" and path.is_dir() and not any(path.iterdir()))
 
 
 def _take_sample(data: datasets.Dataset, count: int) -> tuple[Tensor, Tensor]:
-    """Return the first `count` training examples (n, *shape), or all if there are fewer, and their labels (n,).
-
-    The examples are for a trial step. If this party has no training examples, `count` examples of zeros with label 0 are
-    returned.
-    """
+    """Return the first `count` training examples (n, *shape) and labels (n,) for a trial step; zeros if this party has none."""
     if len(data.train):
         return data.train[:count]
     return torch.zeros(count, *data.spec.shape), torch.zeros(count, dtype=torch.int64)
@@ -340,10 +332,7 @@ def _name_setting(key: str, value: str) -> Iterator[None]:
 
 @lru_cache(maxsize=4)
 def _split(experiment: str) -> list[NDArray[np.int64]]:
-    """Return a list with the indices (n,) of each client's training examples.
-
-    experiment: the experiment as TOML text, so that the result can be cached.
-    """
+    """Return the indices (n,) of each client's training examples. experiment: as TOML text, so that the result can be cached."""
     e = validate(tomllib.loads(experiment), source="experiment")
     examples = datasets.load(e.data.name, **e.data.arguments).train
     return partition.split(examples, e.clients.count, seed=e.seed, name=e.partition.name, **e.partition.arguments)

@@ -173,10 +173,7 @@ def count_bytes(content: RecordDict) -> int:
 
 
 def _count_record_bytes(record: ArrayRecord | MetricRecord | ConfigRecord) -> int:
-    """Return the size of a record in bytes, as Flower counts it.
-
-    Flower fails for empty values in a ConfigRecord; here, only their keys are counted.
-    """
+    """Return a record's size as Flower counts it. Empty values of a ConfigRecord, at which Flower fails, count as their keys."""
     if not isinstance(record, ConfigRecord):
         return record.count_bytes()
     filled = ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})

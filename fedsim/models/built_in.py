@@ -83,10 +83,7 @@ MAX_NEURONS = 2**20
 
 
 def _find_base(name: str, base: str) -> ModelFactory:
-    """Return the factory of the built-in model `base`, to which the model `name` adds layers.
-
-    Raises ValueError if `base` is not a built-in model, or is imprint, torchvision or wide_head.
-    """
+    """Return the factory of the built-in model `base`, to which `name` adds layers. Raises ValueError for other models."""
     known = [other for other in BUILT_IN if other not in ("imprint", "torchvision", "wide_head")]
     if base not in known:
         raise ValueError(f"model {name}: base must be one of {', '.join(known)}, got {base!r}")

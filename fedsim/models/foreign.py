@@ -56,10 +56,7 @@ def find_client_types(model: nn.Module) -> dict[str, torch.dtype]:
 
 
 def _take_tokens_as_floats(model: nn.Module) -> nn.Module:
-    """Make the embeddings of a network accept indices as floats, by forward pre-hooks, and return the network.
-
-    Examples are tensors of floats, also those that hold tokens.
-    """
+    """Make the embeddings of a network accept indices as floats, which all examples are, and return the network."""
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.register_forward_pre_hook(convert_indices)

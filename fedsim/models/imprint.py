@@ -22,10 +22,7 @@ def _average(size: int) -> Tensor:
 
 
 def _compute_cosine(size: int, mode: int = 32) -> Tensor:
-    """Return the weights (size,) of a cosine wave of `mode` half periods, as in the paper's code.
-
-    Weight i is (4 mode / size) cos(pi mode (i + 0.5) / size).
-    """
+    """Return (4 mode / size) cos(pi mode (i + 0.5) / size) for i below `size`, as the weights in the paper's code, (size,)."""
     place = torch.arange(size) + 0.5
     return 4 * mode / size * torch.cos(math.pi / size * place * mode)
 

@@ -132,10 +132,7 @@ def lenet_cpl(
 
 
 def _compute_side(side: int, stride: int, pooled: object) -> int:
-    """Return the side length of the features after one 5x5 convolution with padding 2 and, if `pooled` is true, 2x2 pooling.
-
-    With pooling, the convolution has stride 1; otherwise it has stride `stride`.
-    """
+    """Return the side after a 5x5 convolution with padding 2: with stride 1 and 2x2 pooling if `pooled`, else with `stride`."""
     return side // 2 if pooled else (side - 1) // stride + 1
 
 

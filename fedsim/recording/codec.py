@@ -46,10 +46,7 @@ def _refuse_update(update: Tensors) -> dict[str, Tensor]:
 
 
 def _subtract(weights: Tensors, start: Tensors) -> dict[str, Tensor]:
-    """Return the update `weights - start` by name, computed in float64.
-
-    It is rounded to the type of `weights`; for weights in half precision, to float32.
-    """
+    """Return `weights - start` by name, computed in float64, in the type of `weights` or, for half precision, float32."""
     types = {n: torch.promote_types(w.dtype, torch.float32) if w.is_floating_point() else w.dtype for n, w in weights.items()}
     return {name: (w.double() - start[name].double()).to(types[name]) for name, w in weights.items()}
 

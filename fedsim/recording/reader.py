@@ -332,9 +332,6 @@ def _check_fit(layout: TensorEntries, sent: SentModel, codec: Codec) -> None:
 
 
 def _split_buffers(tensors: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """Return two dicts of a file's tensors: weights or update, and buffers.
-
-    Buffers are the tensors whose names begin with `BUFFER_PREFIX`; their keys in the second dict lack this prefix.
-    """
+    """Return the weights or update of a file, and the buffers, whose names begin with `BUFFER_PREFIX`, without this prefix."""
     weights = {name: t for name, t in tensors.items() if not name.startswith(BUFFER_PREFIX)}
     return weights, {name.removeprefix(BUFFER_PREFIX): t for name, t in tensors.items() if name.startswith(BUFFER_PREFIX)}

@@ -269,10 +269,7 @@ def _check(descriptor: int, limit: int) -> None:
 
 
 def _has_holes(descriptor: int, size: int) -> bool:
-    """Return whether a file of `size` bytes has holes, according to SEEK_HOLE. The descriptor is then at the file's start.
-
-    The number of its blocks does not prove holes, since some network file systems do not count blocks.
-    """
+    """Return whether SEEK_HOLE finds holes in a file of `size` bytes. Some network file systems do not count its blocks."""
     hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return hole < size

@@ -208,10 +208,7 @@ def _subtract_next(values: Tensor) -> Tensor:
 
 
 def _estimate_noise(row_steps: Tensor) -> float:
-    """Return the standard deviation of the noise of one value of G_i - G_(i+1), estimated from the emptiest bins.
-
-    row_steps: these differences, (bins, F).
-    """
+    """Return the standard deviation of the noise of a value of G_i - G_(i+1), (bins, F), from the emptiest bins."""
     return float(row_steps.square().mean(dim=1).sqrt().quantile(EMPTY_QUANTILE))
 
 

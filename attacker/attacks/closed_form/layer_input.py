@@ -145,10 +145,7 @@ def find_suitable_layer(observed: StackedObservations) -> HiddenLayer:
 
 
 def _count_distinct(h: Tensor) -> int:
-    """Return an estimate of the number of distinct values among the inputs h, which adaptive pooling may repeat.
-
-    The share of distinct values is measured among the nonzero inputs, and assumed for the zeros that a ReLU causes as well.
-    """
+    """Return the estimated number of distinct inputs in h. Zeros are assumed to be repeated as often as other values."""
     positive = h[h != 0]
     return round(len(h) * len(torch.unique(positive)) / max(1, len(positive)))
 
@@ -241,11 +238,7 @@ def infer_case_labels(observed: StackedObservations, i: int, rng: Generator) -> 
 
 
 def _find_convolution_gradient(observed: StackedObservations, layer: HiddenLayer, i: int) -> Tensor | None:
-    """Return the observed gradient of the weight of `layer.convolution` for case i.
-
-    None if there is no such convolution, if the gradient is zero, or if a known defense distorts it
-    (`StackedObservations.omitted`).
-    """
+    """Return the observed gradient of `layer.convolution` for case i; None if there is none, or it is zero or distorted."""
     if not layer.convolution or layer.convolution in observed.omitted:
         return None
     gradient = observed.gradient[layer.convolution][i].float()

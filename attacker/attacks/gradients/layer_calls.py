@@ -113,11 +113,7 @@ def _convolution(
 
 
 def _is_small(recorder: LayerCallRecorder, input: Tensor, weight: Tensor) -> bool:
-    """Return whether `recorder` computes a convolution by `convolve`, which is then faster than PyTorch's convolution.
-
-    This is so on a CPU, if the forward pass holds the examples of several problems and the convolution takes few multiplications
-    per image (`convolutions.is_small`).
-    """
+    """Return whether `convolve` is faster than PyTorch, which it is on a CPU for small convolutions of several problems."""
     return recorder.problems > 1 and input.device.type == "cpu" and is_small(weight.shape, input.shape[1:])
 
 

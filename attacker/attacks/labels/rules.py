@@ -326,10 +326,7 @@ def _get_bias_gradient(evidence: Evidence) -> Tensor:
 
 
 def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
-    """Return the weight (K, F) and the bias (K,) of the head, with one row per class; the bias is zero if the head has none.
-
-    For a single logit, K is 2: the logit of class 0 is always 0, the logit of class 1 is the given one.
-    """
+    """Return weight (K, F) and bias (K,) of the head, one row per class; a single logit becomes the classes 0 (zeros) and 1."""
     bias = torch.zeros_like(head.weight[:, 0]) if head.bias is None else head.bias
     if len(bias) > 1:
         return head.weight, bias

@@ -250,10 +250,7 @@ def _compute_jacobian(system: _Equations, one_hot: Tensor, c: Tensor) -> Tensor:
 
 
 def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Tensor:
-    """Return the damped Gauss-Newton step by least squares, without normal equations, which square the condition number.
-
-    damping: square roots of the terms that damping adds to the diagonal of the normal equations.
-    """
+    """Return the Gauss-Newton step with the square roots `damping`, without squaring the condition number."""
     right = torch.cat([-error, torch.zeros_like(damping)])[:, None]
     step: Tensor = torch.linalg.lstsq(torch.cat([jacobian, damping.diag()]), right, driver="gelsd").solution[:, 0]
     return step

@@ -158,20 +158,14 @@ def _number_examples(
 
 
 def _reduce_to_examples(cost: Tensor, example: Tensor) -> tuple[Tensor, Tensor]:
-    """Reduce costs (N, M), one column per place, to costs (N, E), one column per example: the minimum over the example's places.
-
-    Also returns the numbers (E,) of the examples, ascending. example: (M,) number of the example at each column's place.
-    """
+    """Return the minimum of costs (N, M) over each example's places, (N, E), and the examples' ascending numbers, (E,)."""
     known, at = torch.unique(example, return_inverse=True)
     minimum = torch.full((len(cost), len(known)), IMPOSSIBLE_COST)
     return minimum.scatter_reduce(1, at.expand(len(cost), -1), cost, "amin"), known
 
 
 def _vote_labels(labels: Tensor, example: Tensor) -> Tensor:
-    """Return for each example the most frequent label of its places, (examples,); ties go to the smaller label.
-
-    labels: (P,) label at each place. example: (P,) number of the example at each place.
-    """
+    """Return each example's most frequent label, the smaller one of equals, (examples,). labels, example: of each place, (P,)."""
     votes = torch.zeros(int(example.max()) + 1, int(labels.max()) + 1, dtype=torch.int64)
     return votes.index_put_((example, labels), torch.ones_like(labels), accumulate=True).argmax(dim=1)
 

@@ -228,11 +228,7 @@ def _name_route(batch: CaseBatch, best: BestResult, fitted: CaseBatch) -> str:
 
 
 def _list_oracles(batch: CaseBatch, case: Case) -> tuple[str, ...]:
-    """Return the names of what the attack used although no server has it (oracles).
-
-    They are the oracles that the attack's `needs` imply, "labels" if the true labels were given, and "logits" if the loss uses
-    the true logits (`CaseBatch.compares_logits`). A null uses neither labels nor logits.
-    """
+    """Return the names of the oracles used: those that `needs` imply, and true labels or logits, which no null uses."""
     labels = ("labels",) if case.known_labels is not None and batch.attack.sees_gradient else ()
     return (*list_oracles(batch.attack.needs), *labels, *(("logits",) if batch.compares_logits else ()))
 

@@ -70,10 +70,7 @@ class LatentSpace:
         return torch.cat([shared[..., None, :].expand(*latents.shape[:-1], -1), latents], dim=-1)
 
     def _pack(self, latents: Tensor) -> Tensor:
-        """Return latents of examples (P, V, values of one) as the first part of latent vectors (P, size).
-
-        Shared values are those of each problem's first example.
-        """
+        """Return latents of examples (P, V, values) as rows (P, size); shared values are those of the first example."""
         return torch.cat([latents[:, 0, : self.decoder.shared], latents[:, :, self.decoder.shared :].flatten(1)], dim=1)
 
     def inject(self, z: Tensor, features: Tensor) -> Tensor:

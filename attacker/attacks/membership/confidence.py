@@ -106,10 +106,7 @@ def _log_density(distribution: Distribution, z: Tensor) -> Tensor:
 
 
 def _refit_student(last: StudentT, z: Tensor, weights: Tensor) -> StudentT:
-    """Return Student's t distribution whose location and scale are fitted to weighted z-scores z (P,).
-
-    The fit is one step of expectation maximisation from `last`. The degrees of freedom stay at DEGREES_OF_FREEDOM.
-    """
+    """Return Student's t distribution after one step of expectation maximisation from `last` on weighted z-scores z (P,)."""
     near = weights * (DEGREES_OF_FREEDOM + 1) / (DEGREES_OF_FREEDOM + ((z - last.loc) / last.scale).square())
     loc = (near * z).sum() / near.sum().clamp(min=1e-9)
     scale = ((near * (z - loc).square()).sum() / weights.sum().clamp(min=1e-9)).sqrt()

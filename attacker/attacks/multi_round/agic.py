@@ -183,11 +183,7 @@ class Agic:
         return channel.follow is not None and self.knows_defense and self.matching.simulation.in_order
 
     def _finish(self, case: Case, plan: _Plan, searched: Reconstruction | None, rng: Generator) -> Reconstruction:
-        """Return the answer to a case: the examples that closed forms certify, and those that the search found.
-
-        Candidates of the search that are near enough to count as the same example are merged, see `_merge`.
-        searched: the result of the search; None if no round was left to it.
-        """
+        """Return the certified and the searched examples, merged by `_merge`. searched: None if no round was searched."""
         if plan.known is None:
             assert searched is not None
             return replace(self._merge(case, plan.usable, searched), case=case.key)

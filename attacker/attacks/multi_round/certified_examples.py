@@ -126,9 +126,9 @@ def _unite_answers(answers: Sequence[Reconstruction]) -> CertifiedExamples:
 
 
 def _get_certainty(answers: Sequence[Reconstruction], row: tuple[int, int]) -> tuple[float, float]:
-    """Return the key by which copies of an example are ranked, larger first: the copy's confidence, then minus its round's loss.
+    """Return the key that ranks copies of an example: confidence (-1 if undecided), then minus the loss of its round.
 
-    An undecided confidence counts as -1. row: index of the answer, and of the example in it.
+    row: index of the answer, and of the example in it.
     """
     a, i = row
     confidence = float(answers[a].confidence[i])

@@ -199,10 +199,7 @@ def _match_features(
 
 
 def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defense: bool, device: str) -> bool:
-    """Return whether the known examples with indices `rows` have the gradient of the case, up to rounding or the known noise.
-
-    case: a single observation.
-    """
+    """Return whether known examples explain a case of one observation, up to rounding or the known noise. rows: their indices."""
     seen = observe([case], knows_defense=knows_defense, device=device)
     maximum = max(EXACT_DISTANCE, MAX_NOISE_RATIO * seen.estimate_noise(0))
     return seen.measure_misfit(0, known.x[rows].to(device), known.y[rows].to(device)) <= maximum

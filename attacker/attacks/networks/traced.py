@@ -161,11 +161,7 @@ def _explain_failure(error: Exception) -> str:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`.
-
-    Two hooks do not count: `take_logits`, which replaces an output object by the logits that it holds, and `convert_indices`, by
-    which embeddings take floats.
-    """
+    """Return whether a module has a replaced `forward` or hooks, other than `take_logits` and `convert_indices`."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(
         hook not in (take_logits, convert_indices) for registered in hooks for hook in registered.values()

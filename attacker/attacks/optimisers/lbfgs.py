@@ -180,10 +180,9 @@ def _find_descent(history: History, gradient: Tensor, settings: LBFGS, mask: Ten
 
 
 def _choose_first_length(history: History, gradient: Tensor, settings: LBFGS) -> Tensor:
-    """Return the factor (P,) of each search direction: the step length, or the first one that a line search tries.
+    """Return the first step length of each problem (P,). Until its memory is filled, the L1 norm of the step is limited.
 
-    It is the learning rate. While a problem's memory is empty, it is reduced so that the L1 norm of the step is at most the
-    learning rate, as in torch.optim.LBFGS.
+    The limit is the learning rate, as in torch.optim.LBFGS.
     """
     unit = (1 / gradient.abs().sum(dim=1)).clamp(max=1)
     length: Tensor = torch.where(history.count == 0, unit, 1) * settings.learning_rate

@@ -110,10 +110,7 @@ class History:
         self._widen(more)
 
     def _widen(self, pairs: int) -> None:
-        """Allocate memory for `pairs` additional pairs.
-
-        Tensors are copied one at a time, since two copies of all might not fit in memory.
-        """
+        """Allocate memory for `pairs` more pairs, one tensor at a time, since two copies of all might not fit."""
         for name, places in (("steps", (0, 0, 0, pairs)), ("changes", (0, 0, 0, pairs)), ("products", (0, pairs, 0, pairs))):
             setattr(self, name, torch.nn.functional.pad(getattr(self, name), places))
 
@@ -152,10 +149,7 @@ def norm(t: Tensor) -> Tensor:
 
 
 def _compute_products(vectors: Tensor, vector: Tensor) -> Tensor:
-    """Return, for each problem, the inner products of its C `vectors`, (P, C, D), with its `vector`, (P, D), as (P, C).
-
-    The operands of `bmm` are in the order that is faster on a CPU.
-    """
+    """Return the inner products (P, C) of `vectors` (P, C, D) with `vector` (P, D), in the order that is faster on a CPU."""
     return torch.bmm(vector[:, None], vectors.transpose(1, 2))[:, 0]
 
 

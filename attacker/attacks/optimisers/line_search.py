@@ -101,11 +101,7 @@ _NAMES = tuple(f.name for f in fields(LineSearches))
 
 
 def _extrapolate(lines: LineSearches, loss: Tensor, slope: Tensor) -> Tensor:
-    """Return step lengths beyond the trial points: the minima of the cubics through the trial points and the points `low_*`.
-
-    They are clamped to the range that `EXTRAPOLATION` allows; the upper end of the range is returned for a cubic without a
-    minimum.
-    """
+    """Return the minima of the cubics through trial points and points `low_*`, clamped to the range of `EXTRAPOLATION`."""
     stretch = lines.length - lines.low_length
     minimum, maximum = (lines.length + growth * stretch for growth in EXTRAPOLATION)
     guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.length, loss, slope)
@@ -113,10 +109,7 @@ def _extrapolate(lines: LineSearches, loss: Tensor, slope: Tensor) -> Tensor:
 
 
 def _interpolate(lines: LineSearches) -> Tensor:
-    """Return step lengths between both ends of the interval: the minima of the cubics through them, kept off the ends.
-
-    See `MIN_MARGIN`. For a cubic without a minimum, the midpoint is returned.
-    """
+    """Return the minima of the cubics through both ends of the interval, `MIN_MARGIN` away from them, or the midpoints."""
     guess = _find_minimum(lines.low_length, lines.low_loss, lines.low_slope, lines.high_length, lines.high_loss, lines.high_slope)
     width = lines.high_length - lines.low_length
     share = ((guess - lines.low_length) / width).clamp(MIN_MARGIN, 1 - MIN_MARGIN)
@@ -124,10 +117,7 @@ def _interpolate(lines: LineSearches) -> Tensor:
 
 
 def _find_minimum(a: Tensor, loss_a: Tensor, slope_a: Tensor, b: Tensor, loss_b: Tensor, slope_b: Tensor) -> Tensor:
-    """Return where the cubics with these losses and slopes at a and b have their local minima, (P,); not finite if there is none.
-
-    Source: Nocedal & Wright 2006, equation 3.59.
-    """
+    """Return the local minima, or NaN, of the cubics with these values at a and b, (P,). Source: Nocedal & Wright 2006, 3.59."""
     first = slope_a + slope_b - 3 * (loss_a - loss_b) / (a - b)
     second = (b - a).sign() * (first.square() - slope_a * slope_b).sqrt()
     return b - (b - a) * (slope_b + second - first) / (slope_b - slope_a + 2 * second)

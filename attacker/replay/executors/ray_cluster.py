@@ -90,11 +90,7 @@ def _init_ray(address: str) -> None:
 
 
 def _describe_foreign_code() -> dict[str, Any]:
-    """Return Ray's `runtime_env` for workers on other machines, which lets them import the user's own code.
-
-    It holds the files of the modules that the user admitted by naming them as `module:function`, to be copied to the workers, and
-    the environment variable `CODE_VARIABLE`, which lists these names.
-    """
+    """Return Ray's `runtime_env` that ships the admitted modules of the user, and their names in `CODE_VARIABLE`, to workers."""
     names = references.list_admitted()
     modules = [import_module(name.partition(":")[0]) for name in names]
     return {"py_modules": list(map(str, find_code_to_ship(modules))), "env_vars": {references.CODE_VARIABLE: ",".join(names)}}
@@ -105,10 +101,7 @@ CONNECT_TRIES = 3
 
 
 def _check_address(address: str) -> None:
-    """Raise OSError if an address HOST:PORT does not answer within ten seconds, since Ray itself would try for minutes.
-
-    Addresses of another form, such as `local`, are not checked.
-    """
+    """Raise OSError if HOST:PORT does not answer within ten seconds, since Ray would try for minutes; skip other addresses."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

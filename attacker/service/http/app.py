@@ -1,25 +1,34 @@
 """Construction of the HTTP application from routes, middleware and the objects that they use."""
 
 import sqlite3
+from pathlib import Path
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from starlette.middleware import Middleware
 
-from attacker.service.authorisation import read_token
+from attacker.service.authorisation import PAGE_POLICY, read_token
 from attacker.service.events import Feed
 from attacker.service.http import audits, cases, feeds, general, jobs, previews, recordings, reports
-from attacker.service.http.caching import ResponseCache
+from attacker.service.http.caching import ResponseCache, make_tagged_response
 from attacker.service.http.dependencies import ServiceComponents
 from attacker.service.http.errors import add_error_handlers
 from attacker.service.http.metrics import Metrics, MetricsMiddleware
 from attacker.service.http.middleware import API_PREFIX, CLIENT_SECONDS, Guard
-from attacker.service.http.pages import make_page_routes
 from attacker.service.index import Catalogue
 from attacker.service.jobs.queue import Limits, Queue
 from attacker.service.sessions import Keys
 from attacker.service.settings import ServiceSettings
 from attacker.service.state_folder import claim_folder
 
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".webmanifest": "application/manifest+json",
+}
+PAGE_FOLDER = Path(__file__).parent.parent / "web"
 ROUTERS = (
     general.router,
     recordings.router,
@@ -92,3 +101,36 @@ def make_app(*, patience: float = CLIENT_SECONDS) -> FastAPI:
     app.add_api_route("/metrics", general.metrics, include_in_schema=False)
     add_error_handlers(app)
     return app
+
+
+def make_page_routes() -> APIRouter:
+    """Return routes for the files of the web page below `PAGE_FOLDER` that have a suffix in `CONTENT_TYPES`.
+
+    The files are listed now, and paths of requests are never looked up on disk.
+
+    index.html is served at /, icon.svg at /favicon.ico, and every file below /page/.
+    """
+    router = APIRouter(include_in_schema=False)
+    paths = [path for path in sorted(PAGE_FOLDER.rglob("*")) if path.suffix in CONTENT_TYPES]
+    files = {path.relative_to(PAGE_FOLDER).as_posix(): path for path in paths}
+
+    @router.get("/")
+    async def index(request: Request) -> Response:
+        return _respond_file(request, files.get("index.html"))
+
+    @router.get("/page/{name:path}")
+    async def file(request: Request, name: str) -> Response:
+        return _respond_file(request, files.get(name))
+
+    @router.get("/favicon.ico")
+    async def icon(request: Request) -> Response:
+        return _respond_file(request, files.get("icon.svg"))
+
+    return router
+
+
+def _respond_file(request: Request, path: Path | None) -> Response:
+    if path is None or not path.is_file():
+        raise HTTPException(404)
+    headers = {"Content-Security-Policy": PAGE_POLICY}
+    return make_tagged_response(request, path.read_bytes(), CONTENT_TYPES[path.suffix], headers)

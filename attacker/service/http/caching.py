@@ -70,11 +70,7 @@ def _make_content(make: Callable[[], Any]) -> bytes:
 
 
 def _encode_json(value: Any) -> bytes:
-    """Return a value as JSON in UTF-8.
-
-    If it is a dict, whose keys must then be strings, its values that are long lists are encoded in pieces, so that other threads
-    run in between.
-    """
+    """Return JSON in UTF-8; long lists in a dict are encoded in pieces, so that other threads run in between."""
     if not isinstance(value, dict):
         return _encode_value(value)
     return b"{" + b",".join(_encode_value(key) + b":" + _encode_list(part) for key, part in value.items()) + b"}"

@@ -169,10 +169,7 @@ def _find_case(
 
 
 def _describe_state(source: Source, case: str, rows: Sequence[ShownScore]) -> str:
-    """Return a short hash that changes when the case's reconstruction file or its score rows change.
-
-    It is part of image addresses, since browsers cache images by address.
-    """
+    """Return a hash of a case's files and score rows for image addresses, by which browsers cache images."""
     return sha256(repr((source.get_mark(case)[:1], rows)).encode()).hexdigest()[:8]
 
 

@@ -103,10 +103,7 @@ def describe_errors(errors: Sequence[Any], spec: Any) -> dict[str, Any]:
 
 
 def _find_argument(message: str, spec: Any) -> list[str]:
-    """Return the path of the attack argument that a message is about, as a list: "arguments" and the argument's name.
-
-    The list is only ["arguments"] if the message names none of the arguments in the request. spec: content of the request.
-    """
+    """Return ["arguments", NAME] for the argument in `spec`, a request's content, that a message names; else ["arguments"]."""
     arguments = spec.get("arguments") if isinstance(spec, dict) else None
     arguments = arguments if isinstance(arguments, dict) else {}
     named = [name for name in arguments if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]

@@ -103,11 +103,7 @@ class _StateCollector:
 
 
 def _count_rounds_behind(catalogue: Catalogue, run: CatalogueRun) -> int:
-    """Return the number of the newest recorded round minus the number of the newest round that any attack reconstructed.
-
-    Nulls are not counted. Without a reconstruction, the number of the newest round is returned, and 0 if no round is recorded.
-    The result is at least 0.
-    """
+    """Return how many rounds, at least 0, the newest reconstruction of an attack (not of a null) is behind the recording."""
     attacks = [source for source in catalogue.list_sources(run) if not source.null]
     answered = [max(source.cases[key].rounds) for source in attacks for key in source.answers]
     return max(0, (run.summary["last_round"] or 0) - max(answered, default=0))
@@ -146,10 +142,7 @@ class MetricsMiddleware:
 
 
 def _get_template(scope: Scope) -> str:
-    """Return the path template of a request's route, with prefixes.
-
-    It is "none" if no route fits, or if the request was refused before a route was looked up.
-    """
+    """Return the path template of a request's route, with prefixes; "none" if no route was found."""
     template = str(getattr(scope.get("route"), "path", "none"))
     inner = scope["path"].startswith(f"{API_PREFIX}/") and not template.startswith(API_PREFIX)
     return API_PREFIX + template if inner and template != "none" else template

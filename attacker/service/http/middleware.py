@@ -170,10 +170,7 @@ def read_session(headers: Mapping[str, str], settings: ServiceSettings, keys: Ke
 
 
 def _needs_token(method: str, path: str) -> bool:
-    """Return whether a request needs the token or a session, provided that the service requires a token.
-
-    The service's health, login and the files of the page need none, since they contain no results.
-    """
+    """Return whether a request needs the token or a session; health, login and the page's files hold no results and do not."""
     return (method, path) not in TOKEN_FREE_REQUESTS and (path.startswith(("/api", "/metrics")) or method not in ("GET", "HEAD"))
 
 

@@ -78,10 +78,7 @@ class LRUCache(Generic[T]):
                 self._drop(key)
 
     def _add_weight(self, key: Hashable, place: _CacheEntry[T], weight: int) -> None:
-        """Replace the weight of the old value in `place` by `weight`, the weight of the new one, in the sum of all weights.
-
-        This does nothing if `place` was dropped while the value was being made.
-        """
+        """Replace the weight of the old value in `place` by that of the new one, unless `place` was dropped meanwhile."""
         if self._places.get(key) is place:
             self._total += weight - place.weight
             place.weight = weight

@@ -95,10 +95,7 @@ def _decode_gaps(high: Tensor, low: Tensor, size: int) -> Positions:
 
 
 def _count_lower_bits(size: int, count: int) -> int:
-    """Return the number of lower bits per position in Elias-Fano coding of `count` positions below `size`.
-
-    It is 0 if `count` is more than half of `size`, or 0.
-    """
+    """Return the number of lower bits per position in Elias-Fano coding of `count` positions below `size`; at least 0."""
     return max(0, (size // count).bit_length() - 1) if count else 0
 
 

@@ -240,9 +240,9 @@ def _find_labels(simulated: Tensor, observed: Tensor, spare: int) -> tuple[tuple
 
 
 def _measure_angle(simulated: Tensor, observed: Tensor) -> float:
-    """Return the smallest sine of the angle between `observed` and one of the gradients `simulated` (see `_find_labels`).
+    """Return the smallest sine of the angle between `observed` and one of `simulated`, or 1 if all angles are obtuse.
 
-    It is 1 for obtuse angles. The sine is computed from differences of unit vectors, since cosines lose digits near 1.
+    The sine is computed from differences of unit vectors, since cosines lose digits near 1.
     """
     half = (torch.nn.functional.normalize(simulated, dim=1) - observed / observed.norm()).norm(dim=1) / 2
     return float(torch.where(half < 0.5**0.5, 2 * half * (1 - half.square()).clamp(min=0).sqrt(), 1.0).min())

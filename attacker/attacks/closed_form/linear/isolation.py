@@ -148,10 +148,7 @@ def _count_neighbours_by_chance(radius: Tensor) -> Tensor:
 
 
 def _compute_tolerance(first: Tensor, second: Tensor) -> Tensor:
-    """Return the largest distance at which two noisy unit directions count as equal.
-
-    first, second: standard deviations of the noise of the two directions; tensors that broadcast.
-    """
+    """Return the largest distance at which unit directions whose noise has these standard deviations count as equal."""
     both = first.hypot(second)
     return torch.maximum(NOISE_LEVEL * both, (MAX_DEVIATIONS * both).clamp(max=MAX_CLOSE_DISTANCE)).clamp(max=MAX_DISTANCE)
 

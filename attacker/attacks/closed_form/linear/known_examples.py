@@ -79,10 +79,7 @@ def _solve_directions(factors: Factors, known: Tensor, forward: Tensor, constant
 
 
 def _subtract(factors: Factors, p: Tensor, q: Tensor, complement: Tensor) -> Factors:
-    """Return what is left of a gradient without the parts of known examples p (K, R) with directions q (R, K).
-
-    The result's basis consists of the combinations `complement` (R, R - K) of the basis of `factors`.
-    """
+    """Return a gradient without the parts of known examples p (K, R) with directions q (R, K), in the basis `complement`."""
     coordinates = (factors.coordinates - (factors.coordinates @ q) @ p) @ complement
     live = factors.live & (coordinates.norm(dim=1) > NOISE_LEVEL * factors.noise * complement.shape[1] ** 0.5)
     return factors._replace(coordinates=coordinates, basis=complement.T @ factors.basis, live=live)

@@ -122,10 +122,7 @@ def _find_sparse(rows: Tensor, q: Tensor, z: Tensor, share: float) -> Tensor:
 
 
 def _keep_exact(q: Tensor, rows: Tensor) -> Tensor:
-    """Return the unit directions q (K, R) along which at least R + SPARE_ZEROS of the rows (M', R) are zero.
-
-    Of directions that are equal up to sign, only the first is returned.
-    """
+    """Return the distinct unit directions, up to sign, of q (K, R) along which R + SPARE_ZEROS of the rows (M', R) are zero."""
     zeros = ((q @ rows.T).abs() <= MAX_ZERO).sum(dim=1) * (q.norm(dim=1) > 0.5)
     q = q[zeros >= rows.shape[1] + SPARE_ZEROS]
     return q[~torch.tril((q @ q.T).abs() > EQUAL_COSINE, diagonal=-1).any(dim=1)]

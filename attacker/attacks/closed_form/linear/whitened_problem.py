@@ -237,19 +237,13 @@ class WhitenedProblem(NamedTuple):
         return share
 
     def _find_zeros(self, q: Tensor) -> Tensor:
-        """Return a mask (N, M') of the rows that are zero along unit directions q (N, R).
-
-        The tolerance is ZERO_NOISE standard deviations of noise, but at most MAX_ZERO.
-        """
+        """Return a mask (N, M') of rows that are zero along q (N, R): within ZERO_NOISE standard deviations, at most MAX_ZERO."""
         noise = (q @ self.back.T).norm(dim=1, keepdim=True) * self.noise
         zero: Tensor = (q @ self.rows.T).abs() <= (ZERO_NOISE * noise).clamp(max=MAX_ZERO)
         return zero
 
 
 def _find_distinct(z: Tensor) -> Tensor:
-    """Return the indices of the vectors z (N, R) whose cosine with every earlier vector of z is at most `EQUAL_COSINE`.
-
-    Opposite vectors thus count as different.
-    """
+    """Return the indices of the z (N, R) whose cosine with each earlier one is at most `EQUAL_COSINE`; opposite ones differ."""
     unit = z / z.norm(dim=1, keepdim=True)
     return (~torch.tril(unit @ unit.T > EQUAL_COSINE, diagonal=-1).any(dim=1)).nonzero()[:, 0]

@@ -304,10 +304,7 @@ def _measure_jump(layer: Layer) -> float:
 
 
 def _map_to_outputs(layer: Layer, product: Tensor) -> Tensor:
-    """Apply the pooling and reshapes that follow the kernel to products W U, (N, C_out, places).
-
-    The result (N, *outputs) is the layer's pre-activation without the bias.
-    """
+    """Return the pre-activation without bias, (N, *outputs), of products W U, (N, C_out, places): their pooling and reshapes."""
     return apply_maps(layer.after, product.reshape(len(product), *layer.product_outputs))
 
 

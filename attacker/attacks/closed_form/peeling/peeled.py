@@ -248,11 +248,7 @@ def _measure_top_residual(problem: ComposedEquations, x: Tensor) -> Tensor:
 
 
 def _compute_freedom_threshold(problem: ComposedEquations) -> float:
-    """Return the threshold for `PeelingAnswers.free`, a quarter of 1 / sqrt(number of input values).
-
-    1 / sqrt(number of input values) is the root mean square that `free` would have if the equations left one random direction
-    open.
-    """
+    """Return a quarter of the root mean square that `PeelingAnswers.free` would have if one random direction were open."""
     return 0.25 / math.sqrt(math.prod(problem.layers[0].inputs))
 
 

@@ -218,11 +218,7 @@ def _find_live_values(chain: Chain, footprints: Sequence[LayerFootprint]) -> lis
 
 
 def _depends_on_data(chain: Chain, at: int, dead: float) -> bool:
-    """Return whether the rank of layer `at`, a convolution, depends on the data.
-
-    That is so for a ReLU if `dead`, the assumed share of its zeros, is above 0. It is also so for a leaky ReLU before pooling,
-    since its slopes depend on the signs of its inputs.
-    """
+    """Return whether the rank of convolution `at` depends on the data: by zeros of a ReLU, or slopes before pooling."""
     activation = chain.layers[at].activation
     pooled = at + 1 < len(chain.layers) and not are_reshapes(chain.layers[at + 1].before)
     return not activation.smooth and bool(dead if activation is RELU else pooled)

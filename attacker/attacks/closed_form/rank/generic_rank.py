@@ -61,10 +61,7 @@ def compute_generic_ranks(
 
 
 def _draw_pooled_gradient(layer: Layer, rng: torch.Generator) -> Tensor | None:
-    """Draw a random gradient modulo PRIME at a layer's input before its pooling, (channels, values).
-
-    Pooling restricts the possible gradients. None if the layer does not pool its input; the caller then draws any gradient.
-    """
+    """Draw a random gradient modulo PRIME at a layer's input before its pooling, (channels, values); None without pooling."""
     pool = build_pooling_matrix(layer.before, layer.inputs, f"before layer {layer.name}")
     return None if pool is None else multiply(draw(layer.inputs[0], len(pool), rng=rng), pool.double())
 

@@ -225,31 +225,21 @@ def _compute_weight_diagonal(system: LayerSystem) -> Tensor:
 
 
 def _compute_gradient_scale(system: LayerSystem) -> Tensor:
-    """Return the factors by which the gradient constraints of one input channel are multiplied, (N or 1, C_out, taps).
-
-    They are read from `LayerSystem.scale` for the first channel, and must be equal for all channels. A tap is a position inside
-    the kernel.
-    """
+    """Return the factors of the gradient constraints of one input channel, equal for all channels, (N or 1, C_out, taps)."""
     assert system.scale is not None
     channels = system.layer.shape[1]
     return system.scale.gradients.reshape(*system.scale.gradients.shape[:2], channels, -1)[:, :, 0]
 
 
 def _build_rows(system: LayerSystem, pixel_class: PixelClass) -> Tensor:
-    """Return the scaled matrix K of gradient constraints for one class of pixels and one input channel, (N, C_out * A, P).
-
-    A and P are the numbers of taps and of pixels of the class.
-    """
+    """Return the scaled gradient constraints of one class of P pixels and A taps, for one channel, (N, C_out * A, P)."""
     padded = functional.pad(system.k, (0, 1))
     rows = padded[..., pixel_class.meets.flatten().to(padded.device)].reshape(*padded.shape[:2], *pixel_class.meets.shape)
     return (rows * _compute_gradient_scale(system)[..., pixel_class.taps.to(padded.device), None]).flatten(1, 2)
 
 
 def _compute_mean_square(system: LayerSystem) -> Tensor:
-    """Return the mean squared norm of the columns of K, the matrix of gradient constraints of one channel, (N,).
-
-    It is too high with padding, whose entries are included.
-    """
+    """Return the mean squared norm of the columns of one channel's gradient constraints, (N,); too high with padding."""
     square = _compute_gradient_scale(system).square().mT @ system.k.square()
     return square.flatten(1).sum(dim=1) / prod(system.layer.product_inputs[1:])
 

@@ -248,11 +248,7 @@ class View(ObservedGradients):
         return self.gradient(weights, x[places], y[places], buffers)
 
     def _get_surrogate_weights(self, row: ProblemRow, weights: GradientTensors, z: Tensor) -> GradientTensors:
-        """Return the weights at which the gradient is computed.
-
-        They are the weights sent, or with `surrogate` weights between the sent and the returned ones, at a position that the last
-        entry of z determines (SME, eq. 6).
-        """
+        """Return the weights sent; with `surrogate`, a point between them and those returned, given by z[-1] (SME, eq. 6)."""
         if not self.simulation.surrogate:
             return weights
         share = z[-1].sigmoid()

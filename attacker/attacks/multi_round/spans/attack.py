@@ -183,9 +183,9 @@ def _list_found_slots(case: Case, holders: Sequence[Sequence[int]], groups: Sequ
 
 
 def _number_groups(holders: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]) -> tuple[float, ...]:
-    """Return for each example the number, from 1, of the group of observations that contain it; 0 if several or none do.
+    """Return for each example the number, from 1, of the group of observations that hold it; 0 if several or none do.
 
-    holders: for each example, the indices of the observations that contain it. groups: lists of indices of observations.
+    holders: indices of the observations that hold each example. groups: lists of indices of observations.
     """
     number = {t: n for n, group in enumerate(groups, start=1) for t in group}
     own = [{number[t] for t in held} for held in holders]

@@ -154,11 +154,7 @@ def _separate_next(found: RecoveredExamples, updates: LayerUpdates, tried: dict[
 
 
 def _judge_zeros(space: RowSpace) -> float:
-    """Return the clearance (see `RecoveredExamples`) of examples found by zeros of ReLU: infinite if they are certain, else 0.
-
-    The examples are certain if at least MIN_LIVE_NEURONS * n rows of the update clearly exceed their noise. n is the rank of the
-    update's row space, in general the number of examples in the batch.
-    """
+    """Return the clearance of examples found by zeros: infinite if MIN_LIVE_NEURONS * rank rows exceed their noise, else 0."""
     live = int((space.coordinates.norm(dim=1) > ZERO_LEVEL * space.noise).sum())
     return float("inf") if live >= MIN_LIVE_NEURONS * space.rank else 0.0
 

@@ -57,7 +57,7 @@ def test_null_of_an_attack_has_its_arguments_and_seed() -> None:
     mine, null, other = attack(), attack("null", null=True), attack("other", null=True, seed=1)
     assert find_null(mine, [other, mine, null]) is null
     for changes in ({"knows_defense": False}, {"network_code": "ab12"}, {"attack_code": "ab12"}):
-        assert find_null(mine, [other, mine, replace(null, **changes)]) is None  # type: ignore[arg-type]
+        assert find_null(mine, [other, mine, replace(null, **changes)]) is None
     assert find_null(null, [mine, null]) is None
 
 
