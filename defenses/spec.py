@@ -175,11 +175,7 @@ class DefenseSpec:
 
 
 def _nest(steps: tuple[Step, ...]) -> DefenseSpec:
-    """Return a specification that is an argument of another one, such as clip(1) in masked(clip(1), ...).
-
-    Raises ValueError if the nested specification, without the one around it, has more than `MAX_DEPTH` levels: functions that
-    walk through a specification recurse.
-    """
+    """Return a specification that is an argument of another one. Raises ValueError above `MAX_DEPTH` levels."""
     spec = DefenseSpec(steps)
     if spec.depth > MAX_DEPTH:
         raise ValueError(f"defenses can be nested at most {MAX_DEPTH} deep, got depth {spec.depth}")

@@ -65,10 +65,7 @@ class TruthWriter:
 
 
 def describe_dataset(folder: Path, described: Callable[[], dict[str, Any]]) -> None:
-    """Write `dataset.json` in `folder`, which describes the data set that the indices refer to, unless it exists.
-
-    described: returns the description; called only if it is needed.
-    """
+    """Write `dataset.json` in `folder` by calling `described`, unless it exists."""
     path = make_private(folder) / "dataset.json"
     if not path.exists():
         write_json(path, described())

@@ -100,10 +100,7 @@ class Attack(Protocol):
 
 
 def check_members(name: str, attack: Any) -> None:
-    """Raise ValueError unless `attack` has the members `needs`, `null` and `__call__`, and `needs` is a set.
-
-    name: the attack's registered name, for the message.
-    """
+    """Raise ValueError unless `attack`, registered as `name`, has `needs`, `null` and `__call__`, and `needs` is a set."""
     missing = [member for member in ("needs", "null", "__call__") if not hasattr(attack, member)]
     if missing:
         members = "needs, device, null and __call__"

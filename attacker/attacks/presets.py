@@ -77,10 +77,7 @@ def _compute_tv(weight: float, data: DataSpec, of_inputs: bool) -> float:
 
 
 def get_settings(attack: str) -> dict[str, Mapping[str, Any]]:
-    """Return a dict from each preset to an attack's settings: for `published` its arguments, for `tuned` its arguments by family.
-
-    A preset without settings for the attack has an empty mapping.
-    """
+    """Return the settings of each preset, {} for none: arguments, which `tuned` has by family of networks."""
     presets = _read_presets().get(attack, {})
     return {preset: presets.get(preset, {}) for preset in PRESETS}
 

@@ -95,10 +95,7 @@ class AttackSpec:
         return self.arguments.get(name, parameter.default) if parameter else None
 
     def build(self, *, device: str = "cpu") -> Attack:
-        """Return the attack on `device`, or if `null` is set its null.
-
-        The null sees nothing that a client sent but the number of its examples.
-        """
+        """Return the attack on `device`, or its null, which sees of the clients' messages only numbers of examples."""
         attack = ATTACKS[self.name](**self.arguments)
         attack.device = device
         return BlindedNull(attack.null()) if self.null else attack

@@ -356,10 +356,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def find_strongest_attack(attacks: Sequence[AuditedAttack]) -> AuditedAttack | None:
-    """Return the attack that reveals most, by outcome, then recovered examples, then leaks; None if there are no attacks.
-
-    The attacks must have been compared with the true examples.
-    """
+    """Return the scored attack that reveals most, by outcome, recovered examples, then leaks; None without any."""
     return max(attacks, key=_measure_strength, default=None)
 
 

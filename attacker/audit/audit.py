@@ -197,11 +197,7 @@ def _list_mismatches(scorer: Scorer | None) -> list[NotChecked]:
 
 
 def _list_missing_bounds(scorer: Scorer | None) -> list[NotChecked]:
-    """Return a `NotChecked` for each distinct reason why the error of an attack has no lower bound; empty if none is missing.
-
-    scorer: its `bounds` hold the reasons, for example that no bound is known for the defense. None if the true examples are not
-    given; this is then the only reason returned.
-    """
+    """Return why errors of attacks have no lower bound, each reason once; without true examples, this is the only reason."""
     if scorer is None:
         reason = "lower bounds on the errors of attacks are computed from the true examples, which were not given"
         return [NotChecked(rule="bounds", reason=reason, kind="needs information")]

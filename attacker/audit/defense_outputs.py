@@ -65,10 +65,7 @@ def _take_last_step(spec: DefenseSpec) -> DefenseSpec:
 
 
 def apply(spec: DefenseSpec, update: Update, seed: int) -> Update:
-    """Return the update after a defense in its initial state, as in a client's first round.
-
-    seed: seed of the defense's random numbers.
-    """
+    """Return the update after a defense in its initial state, with random numbers from `seed`, as in a first round."""
     defense = spec.build()
     return defense.apply(update, defense.init(update), Generator().manual_seed(seed))[0]
 
@@ -103,10 +100,7 @@ def measure_zero_share(update: Update) -> float:
 
 
 def count_levels(update: Update) -> dict[str, int]:
-    """Return a dict from tensor name to number of distinct nonzero values.
-
-    Tensors with fewer than `MIN_COORDINATES` nonzero values are left out.
-    """
+    """Return the number of distinct nonzero values of each tensor with `MIN_COORDINATES` nonzero values, by name."""
     sent = {name: t[t != 0] for name, t in update.items()}
     return {name: len(torch.unique(t)) for name, t in sent.items() if len(t) >= MIN_COORDINATES}
 

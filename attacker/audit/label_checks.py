@@ -108,10 +108,7 @@ def _are_numbers(counts: Tensor, examples: int | None) -> bool:
 
 
 def format_counts(counts: Sequence[int]) -> str:
-    """Return the numbers of examples of all labels as text.
-
-    If there are more than `MAX_LISTED` labels, only the first `MAX_LISTED` labels with a nonzero number are listed.
-    """
+    """Return the number of examples of each label as text, or of the first `MAX_LISTED` that occur, if there are more."""
     if len(counts) <= MAX_LISTED:
         return f"from label 0 on: {', '.join(map(str, counts))}"
     held = [f"{count} of label {label}" for label, count in enumerate(counts) if count]

@@ -142,12 +142,7 @@ def _print_unfinished(rows: "list[ScoreRow]") -> bool:
 
 
 def _list_left_out(scorer: "Scorer", source: str) -> dict[str, Any]:
-    """Return the cases of one folder of reconstructions that were not scored, or only in part, and whether its truth fits.
-
-    The list `untold` has the keys of cases without truth. The dict `superseded` maps the key of a case to a sentence if
-    its examples are scored, wholly or in part, in another case of the same rounds. The text `mismatch` says why the truth may be
-    that of another run; "" for no reason. source: name of the folder.
-    """
+    """Return which cases of a folder have no truth, which are superseded, and why the truth may be another run's."""
     return {
         "untold": scorer.without_truth[source],
         "superseded": scorer.superseded[source],

@@ -82,10 +82,7 @@ class CaseFootprint:
         self.training = manifest.training
 
     def estimate_bytes(self, sizes: Sequence[int]) -> int:
-        """Return the estimated memory in bytes of a case.
-
-        sizes: number of examples of each observation; 0, an unknown number, counts as 1.
-        """
+        """Return the estimated bytes of a case. sizes: examples of each observation; 0, if unknown, counts as 1."""
         examples = sum(max(1, size) for size in sizes)
         steps = max(self._count_simulated_steps(size) for size in sizes)
         tensors = LIVE_TENSORS + STEP_TENSORS * (steps - 1)
@@ -126,10 +123,7 @@ class CaseFootprint:
         )
 
     def count_concurrent(self, largest: int) -> int:
-        """Return how many chunks of `largest` bytes fit into the total memory of the device at once, at least 1.
-
-        largest: estimated bytes of the largest chunk, so that this number of chunks of any size fits.
-        """
+        """Return how many chunks of at most `largest` bytes fit into the device's memory at once, at least 1."""
         return max(1, read_memory(self.device) // max(1, largest))
 
     def estimate_seconds(self, sizes: Sequence[int], cases: int) -> float:

@@ -72,10 +72,7 @@ def make_attack_key(get: Callable[[str], Any]) -> tuple[Any, ...]:
 
 
 def find_other_recording(metadata: Mapping[str, Any], manifest: Manifest) -> str:
-    """Return the setting, "name" or "created", that shows that an attack was on another recording; "" if none does.
-
-    metadata: content of its `attack.json`. manifest: manifest of the recording.
-    """
+    """Return the setting, "name" or "created", in which an `attack.json` differs from the manifest of a recording, or ""."""
     run = metadata["run"]
     return next((key for key in ("name", "created") if key in run and run[key] != getattr(manifest, key)), "")
 

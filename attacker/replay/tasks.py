@@ -121,10 +121,7 @@ class Meter:
         self._watch = watch
 
     def record_progress(self, number: int, share: float, message: str) -> None:
-        """Record that the share `share`, in [0, 1], of the task with index `number` is done, and report the total to `watch`.
-
-        message: a few words on the progress, reported as well.
-        """
+        """Record the share in [0, 1] that is done of a task, and report the total and a few words to `watch`."""
         self._shares[number] = max(self._shares[number], share)
         if self._watch is not None:
             done = sum(cases * share for cases, share in zip(self._cases, self._shares, strict=True))
@@ -138,10 +135,7 @@ class Meter:
 
 
 def compute_share(done: int, total: int) -> float:
-    """Return the finished share of a task, done / total, in [0, 0.99]: a task is complete only once its files are written.
-
-    done, total: number of iterations done, and the largest number that the attack may take.
-    """
+    """Return the share done / total of a task's iterations, at most 0.99, since its files are not written yet."""
     return min(0.99, done / max(1, total))
 
 

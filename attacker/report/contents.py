@@ -152,10 +152,7 @@ def list_changes(manifest: Manifest) -> str:
 
 
 def describe_protection(manifest: Manifest) -> str:
-    """Return as text what protects the updates of a run: the clients' defenses (`list_changes`), and secure aggregation.
-
-    Parts that the run does not use are left out; "" if nothing protects the updates.
-    """
+    """Return as text the clients' defenses (`list_changes`) and secure aggregation, as far as used; "" for none."""
     return ", ".join(part for part in (list_changes(manifest), "secure aggregation" * bool(manifest.secure_aggregation)) if part)
 
 

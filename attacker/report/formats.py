@@ -66,10 +66,7 @@ def format_interval(estimate: Estimate, digits: int) -> str:
 
 
 def format_count(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as "1 round" or "3,000 rounds".
-
-    plural: the noun's plural if it is not formed with "s".
-    """
+    """Return a number with its noun, such as "1 round" or "3,000 rounds". plural: if not formed with "s"."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -82,10 +79,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return a number of bytes as text in B, kB, MB or GB (powers of 1000), such as "73 B", "73.0 kB" or "730 kB".
-
-    The number has one digit after the decimal point if it is below 100 and the unit is not B.
-    """
+    """Return bytes as text in B, kB, MB or GB (powers of 1000), such as "73 B", "73.0 kB" or "730 kB"."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5 or unit == "GB":
             break
@@ -94,10 +88,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_finished(states: Mapping[str, int]) -> str:
-    """Return the number of finished cases (done or failed) as text: "3 of 6 cases finished; 2 waiting, 1 interrupted".
-
-    states: number of cases by state.
-    """
+    """Return numbers of cases, by state, as text: "3 of 6 cases finished; 2 waiting, 1 interrupted"."""
     total, left = sum(states.values()), count_unfinished(states)
     text = f"{total - left:,} of {format_count(total, 'case')} finished"
     return f"{text}; {format_counts(states, UNFINISHED_STATES)}" if left else text

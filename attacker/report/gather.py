@@ -205,11 +205,7 @@ def _read_attack(
 
 
 def _read_states(folder: Path, metadata: Record) -> dict[str, CaseState]:
-    """Return a dict from the key of each case with an update to its state, from the files that are in the attack's folder now.
-
-    A case of several rounds is left out if all its rounds are scored in other cases, see `find_superseded`. folder: the attack's
-    folder. metadata: content of its attack.json.
-    """
+    """Return the present state of each case with an update, by key. Cases that others supersede wholly are left out."""
     whole = {key for key, other in find_superseded(folder, metadata["cases"]).items() if not other.rest}
     keys = [case["key"] for case in metadata["cases"] if case["status"] == "complete" and case["key"] not in whole]
     return {key: read_case(folder, key)[1] for key in keys}

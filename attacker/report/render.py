@@ -121,11 +121,7 @@ def _draw_loss_chart(number: int, attack: AttackOnRun) -> Chart | None:
 
 
 def _draw_growth_chart(number: int, run: ReportedRun) -> Chart | None:
-    """Return the chart of the share of examples recovered against the number of recorded rounds, or None without lines.
-
-    Each attack for which at least two numbers of rounds are known has a line, and lines of its null and its privacy bound if
-    there are any. number: number of the run on the page, for unique ids in the chart.
-    """
+    """Return the chart of the share recovered by number of rounds, or None. number: that of the run, for unique ids."""
     svg = figures.draw_growth(f"run-{number} growth", run.growth)
     if svg is None:
         return None

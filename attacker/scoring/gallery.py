@@ -108,11 +108,7 @@ class Gallery:
         return rows
 
     def _select_others(self, originals: Tensor, indices: Sequence[int]) -> Tensor:
-        """Return up to `GALLERY_SIZE` examples of the gallery that are not among the originals.
-
-        Images that are copies of an original, with a cosine of 1 between them, are left out as well. originals: (N, d),
-        normalised as `examples`. indices: their indices in the data set.
-        """
+        """Return up to `GALLERY_SIZE` examples of the gallery that are neither originals nor copies of one (cosine 1)."""
         keep = ~torch.isin(self.indices, torch.tensor(indices, dtype=self.indices.dtype))
         if len(self.shape) == 3 and len(originals):
             keep &= (self.examples @ originals.T).amax(dim=1) < 1 - 1e-6

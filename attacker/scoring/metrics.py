@@ -89,10 +89,7 @@ def _convert_to_ycrcb(x: Tensor) -> Tensor:
 
 
 def is_flat(truth: Tensor) -> Tensor:
-    """Return whether the image of each original's mean colour counts as recovered, so that success proves little.
-
-    The threshold is `MAX_RECOVERED_MSE`. truth: (N, C, H, W).
-    """
+    """Return whether each image's mean colour counts as recovered (`MAX_RECOVERED_MSE`). truth: (N, C, H, W)."""
     return mse(truth.mean(dim=(2, 3), keepdim=True).expand_as(truth), truth) <= MAX_RECOVERED_MSE
 
 

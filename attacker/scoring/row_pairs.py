@@ -55,10 +55,7 @@ def _get_key(row: ScoreRow) -> tuple[str, int]:
 
 
 def average_by_example(rows: Iterable[ScoreRow], score: str) -> dict[int, float]:
-    """Return a dict from the index of each distinct example in the data set to its mean score over its rows.
-
-    Rows without the score, and examples without such rows, are left out. score: name of a field.
-    """
+    """Return the mean of the field `score` of each distinct example that has it, by its index in the data set."""
     values: dict[int, list[float]] = {}
     for row in rows:
         if (value := _get_score(row, score)) is not None:
@@ -97,10 +94,7 @@ class RowPairs:
         return {index: sum(scores) / len(scores) for index, scores in values.items()}
 
     def compute_differences_from(self, score: str, control: str) -> dict[int, float]:
-        """Return a dict from an example's index in the data set to its mean score in the attack minus its mean control there.
-
-        score, control: names of fields. Examples without either of them are left out.
-        """
+        """Return each example's mean `score` minus its mean `control`, by index; without examples that lack one."""
         scores, controls = (average_by_example(self.attack, name) for name in (score, control))
         return {index: value - controls[index] for index, value in scores.items() if index in controls}
 

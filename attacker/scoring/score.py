@@ -301,11 +301,7 @@ class Scorer:
 
 
 def _select_cases(cases: Sequence[dict[str, Any]], only: Container[str] | None) -> list[dict[str, Any]]:
-    """Return the cases to score. only: keys of cases; None for all.
-
-    If `only` holds the key of a case with the entry `rounds` (the attack uses several rounds together), all such cases of the
-    same client are returned, too.
-    """
+    """Return the cases to score: those in `only` (None for all), and with a case of several rounds all of its client."""
     if only is None:
         return list(cases)
     clients = {case["client"] for case in cases if "rounds" in case and case["key"] in only}

@@ -62,10 +62,7 @@ def read_reason(failed: Path) -> str:
 
 
 def count_cases(states: Mapping[str, CaseState]) -> dict[str, int]:
-    """Return a dict from each state that occurs to the number of cases in it, in the order of `STATES`.
-
-    states: dict from the key of each case to its state.
-    """
+    """Return the number of cases in each state that occurs, in the order of `STATES`. states: by key of the case."""
     counted = Counter(states.values())
     return {state: counted[state] for state in STATES if counted[state]}
 
@@ -76,8 +73,5 @@ def count_unfinished(cases: Mapping[str, int]) -> int:
 
 
 def format_counts(cases: Mapping[str, int], states: Sequence[CaseState] = STATES) -> str:
-    """Return the number of cases by state as text, such as "2 done, 3 waiting", without states that no case has.
-
-    states: the states to name, in this order.
-    """
+    """Return the numbers of cases in these states, as far as any has them, such as "2 done, 3 waiting"."""
     return ", ".join(f"{cases[state]:,} {state}" for state in states if cases.get(state))

@@ -142,11 +142,7 @@ def _get_attack_key(row: ScoreRow) -> tuple[Any, ...]:
 
 
 def _summarise_with_null(rows: Sequence[ScoreRow], null: Sequence[ScoreRow]) -> Summary:
-    """Return the summary of an attack with its verdict and the summary of its null.
-
-    rows: all rows of the attack. null: all rows of its null; empty if it was not run. Scores of the null are taken only from
-    cases that both attack and null have finished.
-    """
+    """Return the summary of an attack, with its verdict and the summary of its null (no rows if it was not run)."""
     cases, done = {row.case for row in rows}, [row for row in rows if row.is_finished]
     same, counted = [row for row in null if row.case in cases], {row.case for row in done}
     other = [row for row in same if row.is_finished and row.case in counted]

@@ -80,10 +80,7 @@ class Verdict:
         return f"{_format_count(self.examples)} in {self.clusters} independent group{'s' * (self.clusters != 1)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as a dict that can be written as JSON.
-
-        Its keys are the names of the fields and of the properties `words`, `leaks` and `detectable`.
-        """
+        """Return the verdict as JSON values: its fields, and the properties `words`, `leaks` and `detectable`."""
         return {**asdict(self), "words": self.words, "leaks": self.leaks, "detectable": dict(self.detectable)}
 
 

@@ -141,10 +141,7 @@ class Feed:
                 self._listeners.discard(listener)
 
     def make_id(self, event: Event) -> str:
-        """Return the id of an event: a random name of this feed and the event's number.
-
-        The name differs after a restart of the service, so that ids of earlier events are recognised as unknown.
-        """
+        """Return an event's id: its number, and a name of this feed that differs after a restart of the service."""
         return f"{self.run}-{event.number}"
 
     def _list_missed(self, last: str | None) -> list[Event] | None:
@@ -175,10 +172,7 @@ def _parse_number(last: str | None) -> int:
 
 
 def encode_event(event: Event | None, id: str = "") -> bytes:
-    """Return the bytes of an event in the format of server-sent events.
-
-    None gives a comment, which keeps the connection open. id: id of the event; "" leaves it out.
-    """
+    """Return a server-sent event, with an id unless it is "", as bytes; None gives a comment that keeps the connection."""
     if event is None:
         return KEEP_ALIVE_COMMENT
     head = f"id: {id}\n" if id else ""

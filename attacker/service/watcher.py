@@ -67,11 +67,7 @@ class Watcher:
         self._hand_on()
 
     def scan_run(self, recording: str) -> None:
-        """Scan one recording, and publish it if it has changed.
-
-        Requests that begin after this method returns get its present state. New rounds are passed on later, by one of the
-        threads.
-        """
+        """Scan one recording and publish it if it has changed. Later requests get this state; a thread passes on new rounds."""
         self._tell(lambda: self.catalogue.scan_run(recording))
 
     def scan_jobs(self) -> None:

@@ -136,11 +136,7 @@ def import_recording(before: Path, after: Path, settings: ImportSettings, out: P
 
 
 def _make_payload(sent: dict[str, Tensor], returned: dict[str, Tensor]) -> tuple[dict[str, Tensor], Payload]:
-    """Return the weights that the client was sent, and the payload of its reply, as a recording stores them.
-
-    The payload is the returned weights. If any tensor is float64, the payload is instead the update (returned minus sent, in
-    float32), and the sent weights are returned in float32.
-    """
+    """Return the weights sent and the payload: the weights returned or, if any is float64, the update in float32."""
     if not any(t.dtype is torch.float64 for t in (*sent.values(), *returned.values())):
         return sent, Payload(tensors=returned, codec="weights")
     update = {name: (returned[name].double() - sent[name].double()).float() for name in sent}

@@ -171,11 +171,7 @@ def _check_truth(truth: Path, rows: list[Row], damage: _Damage) -> None:
 
 
 def _find_unexpected(recording: Path, known: set[str | None], folder: Path) -> Iterator[str]:
-    """Yield the files of a recording that are not in `known`, except the manifest, the index and the journal of the index.
-
-    Each is given as its path relative to `folder`, with unprintable characters replaced by "?".
-    known: paths relative to `recording`.
-    """
+    """Yield the files of a recording that are not in `known`, as printable paths relative to `folder`."""
     known = known | {MANIFEST_FILE, INDEX_FILE, f"{INDEX_FILE}-journal"}
     for path in _find_files(recording):
         if path.relative_to(recording).as_posix() not in known:

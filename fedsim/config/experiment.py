@@ -195,11 +195,7 @@ class Experiment(_Frozen):
         return self
 
     def parse_defense(self) -> DefenseSpec:
-        """Return the defense that clients apply to their updates.
-
-        Each defense in the text `self.defense` that requires a learning rate and states none, such as `in_gradient_units`, gets
-        `training.learning_rate`.
-        """
+        """Return the clients' defense; parts that need a learning rate and state none get `training.learning_rate`."""
         return DefenseSpec.parse(self.defense, learning_rate=self.training.learning_rate)
 
     def state_mode(self) -> "Experiment":

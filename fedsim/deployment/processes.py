@@ -96,10 +96,7 @@ class Processes:
             ) from None
 
     def check(self) -> None:
-        """Raise ProcessEnded if a process has exited that `end` did not stop.
-
-        `RUNNER_NAME`, the command that exits when the run has finished, is left out.
-        """
+        """Raise ProcessEnded if a process other than `RUNNER_NAME` has exited that `end` did not stop."""
         for name, process in self._running.items():
             if name != RUNNER_NAME and (status := process.poll()) is not None:
                 raise ProcessEnded(f"{name} has exited with status {status}\n{self.read_last_lines(name)}")

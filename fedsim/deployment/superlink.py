@@ -54,7 +54,7 @@ class ControlGuard:
 
 
 def _is_control(path: str) -> bool:
-    """Return whether a URL's path is at or below `CONTROL_PATH`, in any case and spelling; true also for every path with ".."."""
+    """Return whether a URL's path is at or below `CONTROL_PATH`, without regard to case, "//" and "."; True for any ".."."""
     parts = [part for part in path.lower().split("/") if part not in ("", ".")]
     return ".." in parts or parts[:2] == CONTROL_PATH.strip("/").split("/")
 

@@ -71,10 +71,7 @@ class FederationRun:
     code: tuple[str, ...] = field(default_factory=references.list_admitted)
 
     def admit_code(self) -> None:
-        """Allow `self.code`, the `module:function` names that the user allowed in the process that created the run.
-
-        A Ray worker needs this, since it runs in another process than the command. Nothing is imported yet.
-        """
+        """Allow the names `self.code` in a Ray worker, as the user allowed them in the command. Nothing is imported yet."""
         references.remember_admitted(*self.code)
 
     def make_model_spec(self) -> ModelSpec:
@@ -232,10 +229,7 @@ class FederationRun:
         return (self._count_model_bytes() + 2000) * (1 + min(limits) + more)
 
     def count_bytes(self, number: int) -> int:
-        """Return the approximate number of bytes that round `number` writes.
-
-        These are the checkpoint and, if the experiment records this round, the round's part of the recording.
-        """
+        """Return about how many bytes round `number` writes: the checkpoint, and its recording if it is wanted."""
         wanted = self.parse_wanted().rounds
         return self._count_checkpoint_bytes() + (self._count_round_bytes() if wanted is None or number in wanted else 0)
 

@@ -117,20 +117,14 @@ def put_dense(content: RecordDict, update: ArrayRecord) -> None:
 
 
 def take_payload(content: RecordDict) -> Payload:
-    """Remove the payload, a client's encoded update, from the content of its reply and return it.
-
-    Raises ValueError if the reply lacks one of the payload's records.
-    """
+    """Remove the payload from a reply's content and return it. Raises ValueError if one of its records is missing."""
     record, codec = _find_record(content, PAYLOAD_KEY, ArrayRecord), _find_record(content, CODEC_KEY, ConfigRecord)
     del content[PAYLOAD_KEY], content[CODEC_KEY]
     return Payload(tensors=to_tensors(record), codec=str(codec["name"]))
 
 
 def take_buffers(content: RecordDict) -> dict[str, Tensor]:
-    """Remove the model's buffers (batch-norm statistics) from the content of a reply and return them as tensors by name.
-
-    The dict is empty if there are none.
-    """
+    """Remove the buffers from a reply's content and return them by name; {} if there are none."""
     if BUFFERS_KEY not in content:
         return {}
     record = _find_record(content, BUFFERS_KEY, ArrayRecord)
@@ -139,10 +133,7 @@ def take_buffers(content: RecordDict) -> dict[str, Tensor]:
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:
-    """Return the metrics in the content of a client's reply, as a dict without those that are lists of numbers.
-
-    Raises ValueError if the reply has no record of metrics.
-    """
+    """Return a reply's metrics that are numbers, by name. Raises ValueError if it has no record of metrics."""
     record = _find_record(content, METRICS_KEY, MetricRecord)
     return {name: value for name, value in record.items() if not isinstance(value, list)}
 

@@ -37,10 +37,7 @@ class BasicBlock(nn.Module):
 def _make_convolution(
     in_channels: int, out_channels: int, kernel: int, stride: int, *, batch_norm: bool, bias: bool
 ) -> list[nn.Module]:
-    """Return a list of one convolution, with padding `kernel // 2`, and a batch-norm layer behind it if `batch_norm` is True.
-
-    in_channels, out_channels: number of input and output channels. bias: whether a convolution without batch norm has a bias.
-    """
+    """Return a convolution with padding `kernel // 2`, and batch norm if set. bias: for a convolution without batch norm."""
     layer = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=bias and not batch_norm)
     return [layer, nn.BatchNorm2d(out_channels)] if batch_norm else [layer]
 

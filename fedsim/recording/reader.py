@@ -72,10 +72,7 @@ def find_recording(folder: Path) -> Path:
 
 
 def find_run(folder: Path) -> Path:
-    """Return the folder of the run, given it or its recording: the folder above a recording, into which results are written.
-
-    Raises ValueError if `folder` is neither.
-    """
+    """Return the run's folder, into which results are written, given it or its recording. Raises ValueError if it is neither."""
     at = find_recording(folder)
     return folder if at != folder else folder.parent if folder.name else folder.resolve().parent
 
@@ -132,11 +129,7 @@ class Recording:
         return rows
 
     def _replace_count(self, row: Row) -> Row:
-        """Return the row with the reported number of examples in `reported`, and the number behind the update in `num_examples`.
-
-        `Training.count_examples` derives `num_examples`, since a round may use only part of the client's examples. The row of a
-        secure sum is returned unchanged.
-        """
+        """Return the row with the reported count in `reported`, and `num_examples` by `Training`. Secure sums stay."""
         if row.client == SUM_CLIENT:
             return row
         return replace(row, num_examples=self.manifest.training.count_examples(row.num_examples), reported=row.num_examples)

@@ -235,10 +235,7 @@ def shorten(value: object, length: int = 80) -> str:
 
 
 def _split_below(folder: Path, below: Path) -> tuple[str, ...]:
-    """Return the names of the folders on the path from `below` to `folder`.
-
-    Raises ValueError if `folder` is not below `below`, or the path between them contains '..'.
-    """
+    """Return the names of the folders from `below` to `folder`. Raises ValueError if it is not below, or has '..'."""
     inner = PurePath(folder).relative_to(below).parts
     if ".." in inner:
         raise ValueError(f"{folder} is not a plain path below {below}: it must not contain '..'")

@@ -147,10 +147,7 @@ class Training:
         return 0.0 if self.optimiser == "adam" else self.weight_decay
 
     def compute_rate(self, step: int) -> float:
-        """Return the learning rate of a local step, counted from 0: `learning_rate` times the factor of `schedule`.
-
-        It does not include `round_decay`, which `fix_round` applies.
-        """
+        """Return a local step's learning rate by `schedule`, steps from 0. `fix_round` applies `round_decay`."""
         return self.learning_rate * (self.schedule[min(step, len(self.schedule) - 1)] if self.schedule else 1.0)
 
     def fix_round(self, number: int) -> "Training":

@@ -86,10 +86,7 @@ class Cohorts:
                 ) from None
 
     def is_admitted(self, round: int, member: str) -> bool:
-        """Return whether the client `member` may take part in this round.
-
-        It may not if a cohort without this client was stored for the same round before.
-        """
+        """Return whether a client may take part: an earlier cohort of this round, if there was one, must include it."""
         return round != self._round or member in self._members
 
     def store(self, round: int, members: Iterable[str]) -> None:

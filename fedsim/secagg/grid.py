@@ -101,12 +101,7 @@ class Exchanges:
         return aggregator.unmask(self._key_by_number(opened))
 
     def _select_cohort(self, publics: dict[int, PublicKeys]) -> dict[int, PublicKeys]:
-        """Return the entries of `publics` of the clients that may take part, and store in `_seen` why the others may not.
-
-        publics: dict from node id to public keys.
-
-        In a round that is repeated after a crash, only clients of its earlier sum may take part.
-        """
+        """Return the public keys of the clients that may take part, and store why others may not in `_seen`."""
         admitted = {
             node: keys for node, keys in publics.items() if self._cohorts.is_admitted(self._round, self._name_member(node))
         }

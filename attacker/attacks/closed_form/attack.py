@@ -186,10 +186,7 @@ class _Run:
         self.seconds = (perf_counter() - started) / len(cases)
 
     def run(self) -> list[Reconstruction]:
-        """Search for the cases without an exact or final answer, and return reconstructions in the order of the cases.
-
-        If the search is interrupted, cases without any answer are left out.
-        """
+        """Search for the cases without an exact or final answer, and return the answers in order, as far as there are any."""
         rest = [i for i, routed in enumerate(self.routed) if not routed.exact and not routed.final]
         searched = self._search(rest) if rest else {}
         cut_off = any(reconstruction.interrupted for reconstruction in searched.values())

@@ -119,10 +119,7 @@ class Routing:
                 self._try(route, pending)
 
     def get_warm_start(self, i: int) -> WarmStart | None:
-        """Return the warm start of a search for case i: its best answer, clamped to [0, 1].
-
-        None if the case has no answer, or the answer's gradient is no nearer to the observed one than a zero gradient.
-        """
+        """Return the best answer to case i, clamped to [0, 1], as a start; None if it explains nothing of the gradient."""
         routed = self.routed[i]
         if routed.answer is None or routed.missed >= 1:
             return None
@@ -200,11 +197,7 @@ def _has_all_examples(answer: ClosedFormAnswer, examples: int) -> bool:
 
 
 def _allow_any_loss(answer: ClosedFormAnswer) -> ClosedFormAnswer:
-    """Return an answer that explains the gradient with another loss than stated, with the doubts that follow from this.
-
-    Of several examples, those that the first layer does not determine may be mixtures, which explain the gradient of the other
-    layers with some loss as well.
-    """
+    """Return an answer that explains the gradient with another loss. Several such examples may be mixtures, and are doubted."""
     stays = answer.stays
     if stays is not None and len(answer.x) > 1:
         stays = stays.masked_fill(stays < MIN_CERTIFIED_STAYS, torch.nan)

@@ -173,10 +173,7 @@ def _is_one_colour(x: Tensor) -> Tensor:
 
 
 def is_standardised(x: Tensor, data: DataSpec) -> Tensor:
-    """Return a mask (N,) of the images x (N, *shape) whose normalised values have mean 0 and standard deviation 1.
-
-    Both may differ by MAX_STANDARD_DIFFERENCE. It is false for table rows.
-    """
+    """Return a mask (N,) of the images x with normalised mean 0 and deviation 1, within MAX_STANDARD_DIFFERENCE."""
     values = data.normalise(x).flatten(1).double()
     off = torch.maximum(values.mean(dim=1).abs(), (values.std(dim=1, correction=0) - 1).abs())
     return (off <= MAX_STANDARD_DIFFERENCE) & data.is_image

@@ -277,10 +277,7 @@ def is_far_outside(x: Tensor) -> Tensor:
 
 
 def judge_prior(examples: int, data: DataSpec) -> ConfidenceEstimates:
-    """Return the confidence in an answer of `examples` examples that used no gradient, the same for all of them.
-
-    It is approximately the share of recovered examples among the answers without a gradient in the calibration.
-    """
+    """Return the confidence in `examples` examples without a gradient: about their recovered share in the calibration."""
     return judge("prior alone", {}, torch.zeros(examples), data)
 
 

@@ -46,19 +46,13 @@ class Posterior:
         self.push = vjp(lambda *u: vjp(residuals, x)[1](u)[0], *(torch.zeros_like(part) for part in self.left))[1]
 
     def estimate_error(self, rng: Generator) -> Tensor:
-        """Estimate the mean posterior variance of the values of each example, (N,).
-
-        This uses Hutchinson's estimator (1990) with one random vector, and is clamped to [0, PRIOR_VARIANCE].
-        """
+        """Estimate the mean posterior variance of each example, (N,), by one random vector (Hutchinson 1990)."""
         signs = (2 * torch.randint(2, self.x.shape, generator=rng) - 1).to(self.x)
         seen = self._solve(self.share * signs)
         return PRIOR_VARIANCE * (seen * signs).flatten(1).mean(dim=1).clamp(0, 1)
 
     def estimate_next_step(self) -> Tensor:
-        """Estimate the mean squared change of the values of each example, (N,), that another Gauss-Newton step would make.
-
-        The step is damped by the prior's variance, as in the covariance.
-        """
+        """Estimate the mean squared change (N,) that another Gauss-Newton step, damped by the prior, would make."""
         return self._solve(-self.pull(self.left)[0]).flatten(1).square().mean(dim=1)
 
     def estimate_unseen_share(self, rng: Generator) -> Tensor:

@@ -22,18 +22,12 @@ ConvolutionSetting = tuple[Pair, Pair, Pair, int]
 
 
 def to_channels_last(t: Tensor) -> Tensor:
-    """Return a tensor (..., in, H, W) with the same values, with the channels of a pixel adjacent in memory.
-
-    A tensor with fewer than four axes is returned unchanged.
-    """
+    """Return t (..., in, H, W) with a pixel's channels adjacent in memory; unchanged with fewer than four axes."""
     return t.movedim(-3, -1).contiguous().movedim(-1, -3) if t.ndim >= 4 else t
 
 
 def convolve_by_library(x: Tensor, weight: Tensor, setting: ConvolutionSetting) -> Tensor:
-    """Return PyTorch's convolution (M, out, H', W') of images (M, in, H, W), without bias.
-
-    weight: (out, in / groups, *kernel), gets no gradient.
-    """
+    """Return PyTorch's convolution (M, out, H', W') without bias. The weights (out, in / groups, *kernel) get no gradient."""
     result: Tensor = _Library.apply(x, weight, setting)
     return result
 
@@ -134,18 +128,12 @@ sizes in between have not been measured."""
 
 
 def is_small(weight: Sequence[int], image: Sequence[int]) -> bool:
-    """Return whether `convolve` should be faster on a CPU than PyTorch's convolution, by MAX_SMALL_PRODUCTS.
-
-    weight: shape of the weights. image: shape of the image, (in, H, W).
-    """
+    """Return whether `convolve` should beat PyTorch on a CPU (MAX_SMALL_PRODUCTS). weight, image: shapes; image is (in, H, W)."""
     return prod(weight) * prod(image[1:]) < MAX_SMALL_PRODUCTS
 
 
 def convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the convolution (M, out, H', W') of images (M, in, H, W) with weights (out, in, *kernel), without bias.
-
-    The weights get no gradient.
-    """
+    """Return the convolution (M, out, H', W') of x (M, in, H, W) without bias. The weights (out, in, *kernel) get no gradient."""
     result: Tensor = _Convolution.apply(x, to_channels_last(weight), arrange_cells(weight, geometry), geometry)
     return result
 
@@ -185,10 +173,7 @@ class _Transposed(torch.autograd.Function):
 
 
 def convolve_without_autograd(x: Tensor, weight: Tensor, geometry: Geometry, bias: Tensor | None = None) -> Tensor:
-    """Return the same values as `convolve`, plus a bias (out,) if given, by PyTorch's convolution.
-
-    It does not use `_Convolution`, so that it lacks the faster input gradient.
-    """
+    """Return the values of `convolve`, plus a bias (out,) if given, without its faster input gradient."""
     laid = x.contiguous(memory_format=torch.channels_last)
     return functional.conv2d(laid, weight, bias, stride=geometry.stride, padding=geometry.padding)
 

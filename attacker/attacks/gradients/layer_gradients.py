@@ -17,27 +17,18 @@ Stack = Tensor | tuple[Tensor, ...]
 
 
 def compute_linear_weight_gradients(x: Tensor, output: Tensor, problems: int) -> Tensor:
-    """Return the weight gradients (P, out, in) of a linear layer for P problems.
-
-    x: the layer's input (P * N, ..., in). output: derivative of the loss by its output, (P * N, ..., out).
-    """
+    """Return the weight gradients (P, out, in) of a linear layer. x: (P * N, ..., in). output: slopes, (P * N, ..., out)."""
     rows, columns = (t.reshape(problems, -1, t.shape[-1]) for t in (output, x))
     return rows.transpose(1, 2) @ columns
 
 
 def compute_linear_bias_gradients(output: Tensor, problems: int) -> Tensor:
-    """Return the bias gradients (P, out) of a linear layer for P problems.
-
-    output: derivative of the loss by the layer's output, (P * N, ..., out).
-    """
+    """Return the bias gradients (P, out) of a linear layer. output: derivatives by its output, (P * N, ..., out)."""
     return output.reshape(problems, -1, output.shape[-1]).sum(dim=1)
 
 
 def compute_channel_bias_gradients(output: Tensor, problems: int) -> Tensor:
-    """Return the gradients (P, C) of a bias with one entry per channel, as in a convolution, for P problems.
-
-    output: derivative of the loss by the layer's output, (P * N, C, ...).
-    """
+    """Return the gradients (P, C) of a bias per channel. output: derivatives by the layer's output, (P * N, C, ...)."""
     return output.reshape(problems, -1, *output.shape[1:]).transpose(1, 2).flatten(2).sum(dim=2)
 
 

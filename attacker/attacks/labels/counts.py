@@ -31,10 +31,7 @@ def choose_most_integer(estimates: Sequence[Tensor], examples: int) -> Tensor:
 
 
 def estimate_by_balance(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return counts (K,) from the gradient g of the bias, not rounded: `n * (mean p_c - g_c)`.
-
-    bias: the gradient (K,). guess: estimate of the mean predicted probabilities p (K,). examples: n.
-    """
+    """Return the counts (K,) n * (mean p_c - g_c), not rounded. bias: g. guess: mean probabilities p. examples: n."""
     return examples * (guess - bias)
 
 

@@ -289,11 +289,7 @@ def _has_zero_sum(evidence: Evidence) -> bool:
 
 
 def _estimate_scale(bias: Tensor, guess: Tensor, examples: int) -> Tensor:
-    """Return the factor, at least 1, that undoes a reduction of the gradient's norm by a defense.
-
-    With this factor, the smallest estimated count of a class becomes 0. If all counts are nearly integers without a factor, it is
-    1, since this suggests that the norm was not reduced.
-    """
+    """Return the factor by which the smallest estimated count becomes 0, at least 1; 1 if all counts are nearly integers."""
     counts, share = examples * (guess - bias), (bias / guess).max()
     whole_already = (counts - counts.round()).abs().max() < INTEGER_TOLERANCE
     return torch.where((share > 0) & (share < 1) & ~whole_already, 1 / share, 1)
@@ -334,11 +330,7 @@ def _get_layer(head: Head) -> tuple[Tensor, Tensor]:
 
 
 def add_negative_logit(slope: Tensor) -> Tensor:
-    """Return a gradient with one row per class, given the gradient `slope` (K, ...) of the head with one row per logit.
-
-    With several logits it is `slope` itself. A single logit is the logit of class 1: the result (2, ...) then has the rows -slope
-    for class 0 and slope for class 1.
-    """
+    """Return a gradient with one row per class: `slope` (K, ...) itself, or (-slope, slope) of a single logit."""
     return slope if len(slope) > 1 else torch.cat([-slope, slope])
 
 

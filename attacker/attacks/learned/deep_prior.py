@@ -130,10 +130,7 @@ class DeepPrior:
         return len(self.weights) + torch.Size(self.shape).numel() + self.codes
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return latents (N, size): the initial weights, x (N, *shape) as the network's input, and codes of zeros.
-
-        They do not decode to x.
-        """
+        """Return latents (N, size): the initial weights, x as the network's input, and zero codes. They do not decode to x."""
         return torch.cat([self.weights.to(x).expand(len(x), -1), x.flatten(1), x.new_zeros(len(x), self.codes)], dim=1)
 
     def inject(self, z: Tensor, features: Tensor) -> Tensor:

@@ -145,10 +145,7 @@ def match_images(
 
 
 def measure_distance(generated: Tensor, x: Tensor, metric: Lpips | None) -> Tensor:
-    """Return the root mean square difference of each pair of images, plus LPIPS if there is a metric, (N,).
-
-    The paper adds the Euclidean distance, which grows with the number of pixels; the root mean square does not.
-    """
+    """Return each pair's root mean square difference, plus LPIPS if given, (N,); the paper has the Euclidean distance."""
     distance = ((generated - x).square().flatten(1).mean(dim=1) + 1e-12).sqrt()
     return distance if metric is None else distance + metric.compare(generated, x)
 

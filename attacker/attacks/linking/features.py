@@ -257,11 +257,7 @@ def _solve_least_squares(jacobian: Tensor, error: Tensor, damping: Tensor) -> Te
 
 
 def _solve_single_logit(gradient: Tensor, bias_gradient: Tensor | None, labels: Tensor) -> HeadFeatures:
-    """Return the features for a single logit: all examples get their mean weighted by p_i - y_i, since no more is determined.
-
-    Without a bias gradient, the scale and the sign of the mean are unknown; the weight gradient, scaled to norm 1, is returned as
-    the mean.
-    """
+    """Return the features for a single logit: their mean weighted by p_i - y_i, scaled to norm 1 without a bias gradient."""
     scale = gradient.norm() if bias_gradient is None else bias_gradient.double().sum()
     row = gradient[0] / scale if float(scale) else gradient[0]
     many = len(labels) > 1

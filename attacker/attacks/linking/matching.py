@@ -23,10 +23,7 @@ RIDGE = 0.75
 
 
 def pool(x: Tensor) -> Tensor:
-    """Return images (N, C, H, W) averaged over squares of 2x2 pixels, to reduce noise (AGIC, IV-B); rows (N, F) unchanged.
-
-    The side is at most that of the image. A last row or column of pixels that fills no square is left out.
-    """
+    """Return images (N, C, H, W) averaged over 2x2 pixels, whose rest is left out (AGIC, IV-B); rows (N, F) unchanged."""
     return torch.nn.functional.avg_pool2d(x, min(2, *x.shape[-2:])) if x.ndim == 4 else x
 
 

@@ -18,12 +18,12 @@ from attacker.attacks.matching.feature_matching import can_match_features, can_m
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.matching.loss.evaluation import ViewEvaluation
 from attacker.attacks.matching.loss.problems import ProblemRow, map_problems, select_rows
+from attacker.attacks.matching.loss.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.loss.scales import LossScales
 from attacker.attacks.matching.loss.terms import LossTerms
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.priors import check_denoiser, compute_consensus
-from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.simulation.client import build_network
@@ -259,10 +259,7 @@ class CaseBatch:
         return (x if self.held is None else _put_held(x, self.held.x[i], self.held.mask[i])), y
 
     def measure_distance(self, i: int, z: Tensor, labels: Tensor) -> float:
-        """Return the distance of the gradients for the latent z (D,) of case i, added over observations by their weights.
-
-        labels: as in `decode_case`.
-        """
+        """Return the weighted sum over observations of the gradients' distances at z (D,) and labels of case i."""
         x, y = self.decode_case(i, z, labels)
         rows = [view.get_case(i) for view in self.views]
         distances = [row["gamma"] * view.compute_distance(row, x, y, z) for view, row in zip(self.views, rows, strict=True)]

@@ -51,10 +51,7 @@ def coarse(side: int) -> Init:
 
 
 def smooth(data: DataSpec, labels: Tensor, rng: Generator) -> Tensor:
-    """Return examples near 0.5 with faint, spatially smooth random differences, which separate examples of one label.
-
-    For table rows, the differences of all values are independent.
-    """
+    """Return examples near 0.5 with faint, smooth (for table rows: independent) differences, which separate equal labels."""
     return 0.5 + SMOOTH_CONTRAST * build_smooth_spread(data)(torch.randn(len(labels), *data.shape, generator=rng))
 
 

@@ -94,11 +94,7 @@ class MatchingRun:
         self.started = perf_counter()
 
     def search(self) -> None:
-        """Search for the examples of every case.
-
-        Further starts of a case follow as `_needs_restart` decides, by the loss of its best result so far. Ctrl-C ends the
-        searches.
-        """
+        """Search for each case's examples, with the further starts that `_needs_restart` requires, until Ctrl-C."""
         for restart in range(self._restore(), self.max_starts):
             pending = [i for i in range(len(self.cases)) if self._needs_restart(i, restart)]
             if pending and not self.interrupted:  # Ctrl-C ends all restarts
@@ -367,11 +363,7 @@ class MatchingRun:
 
 
 def _get_logits(case: Case, links: Links, epochs: int) -> Tensor:
-    """Return the logits (V, K) of the true examples that the user gave for the first observation of a case (an oracle).
-
-    There is one row per searched example, of zeros for examples that this observation lacks. epochs: number of local epochs that
-    are simulated with separate examples.
-    """
+    """Return the given logits (V, K) of the first observation, repeated for each epoch; zeros for examples that it lacks."""
     known = case.known_logits
     assert known is not None
     logits = known.new_zeros(links.examples, *known.shape[1:])

@@ -61,10 +61,7 @@ def cosine_distance(simulated: GradientTensors, observed: GradientTensors, produ
 
 
 def absolute_distance(simulated: GradientTensors, observed: GradientTensors) -> Tensor:
-    """Return the sum of absolute differences over all entries of the parameters in `observed`.
-
-    This sum is less sensitive to outliers than the sum of squares.
-    """
+    """Return the sum of absolute differences of the parameters in `observed`, which outliers affect less than squares."""
     return torch.stack([(simulated[name] - observed[name]).abs().sum() for name in observed]).sum()
 
 
@@ -129,8 +126,5 @@ class Objective:
         return self.robust * torch.log1p(distance / self.robust) if self.robust else distance
 
     def get_weight(self, links: Links, o: int) -> float:
-        """Return the weight of the o-th observation: `later` if its epoch is later than that of the earliest observation, else 1.
-
-        The weight is also 1 if the epochs are unknown. Early rounds leak most (AGIC, section V-A).
-        """
+        """Return the o-th observation's weight: `later` after the first known epoch, else 1 (AGIC, section V-A)."""
         return self.later if links.epochs and links.epochs[o] > min(links.epochs) else 1.0

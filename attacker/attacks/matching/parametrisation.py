@@ -100,10 +100,7 @@ class LatentSpace:
         return torch.cat(parts, dim=1)
 
     def split_into_phases(self, optimiser: Optimiser) -> Optimiser:
-        """Return the optimiser that changes one part of the latents after the other, if the decoder has phases.
-
-        Without phases it is `optimiser`. Labels, random draws and surrogate weights change in every phase if they are optimised.
-        """
+        """Return the optimiser that changes the decoder's phases in turn, or `optimiser` itself without phases."""
         sizes = self.decoder.phases
         return PhasedOptimiser(optimiser, sizes, self.examples, self.decoder.lengths) if sizes else optimiser
 

@@ -130,8 +130,5 @@ class _PrefixedMemory:
 
 
 def prefix_memory(memory: Memory | None, prefix: str) -> Memory | None:
-    """Return a view of a checkpoint storage that prepends `prefix` to all keys, so that several searches can share the storage.
-
-    Return None if `memory` is None.
-    """
+    """Return a view of a storage, or None, that several searches share: it puts `prefix` before all keys."""
     return None if memory is None else _PrefixedMemory(memory, prefix)

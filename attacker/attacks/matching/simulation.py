@@ -126,8 +126,5 @@ class Simulation:
         return gradient if self.local_steps == "one_batch" else build_stepped_gradient(gradient, training, sizes, frozen)
 
     def count_epochs(self, training: Training) -> int:
-        """Return the number of local epochs that get separate examples.
-
-        It is 1 if `order_invariant` is 0, or if clients train for a number of steps instead of epochs.
-        """
+        """Return the number of epochs with separate examples: 1 if `order_invariant` is 0, or if clients train by steps."""
         return count_separate_epochs(self.order_invariant, training)

@@ -41,10 +41,7 @@ class Mixture:
     evidence: float
 
     def compute_probabilities(self, z: Tensor) -> Tensor:
-        """Return for each z-score (P,) the probability that it belongs to a training example.
-
-        The probability never falls with the score, and is 0 for scores below the location of `others`.
-        """
+        """Return the probability of being a training example by z-score (P,), which never falls, and is 0 below `others.loc`."""
         ratio = _log_density(self.members, z.minimum(self.members.loc)) - _log_density(self.others, z)
         probabilities = torch.sigmoid(ratio + log(self.share / (1 - self.share)))
         return probabilities.masked_fill(z < self.others.loc, 0.0)

@@ -169,11 +169,7 @@ class Agic:
         return refine(case, answer, device=self.device, progress=progress)
 
     def _tries_closed_forms(self, case: Case) -> bool:
-        """Return whether closed forms are tried on a case before the search.
-
-        They are if `closed_forms` is set, the case has no given links, and the search does not simulate a state that the clients'
-        defense keeps between rounds.
-        """
+        """Return whether closed forms are tried: not for given links, nor if the search simulates the defense's state."""
         if not self.closed_forms or case.links is not None:
             return False
         return not self._simulates_state(case)

@@ -156,11 +156,7 @@ def _list_places(case: Case, o: int, examples: Sequence[int]) -> list[Slot]:
 
 
 def _agree(links: Links, matched: Sequence[Tensor]) -> Tensor:
-    """Return for each of the V linked examples the index of a known example, or -1, (V,).
-
-    The index is set if every batch position that the linked example holds, over all observations, matches this one known example.
-    matched: one tensor (N,) per observation, with the index of the known example that each batch position matches, or -1.
-    """
+    """Return for each of V linked examples the known example that all of its batch positions match (`matched`), or -1."""
     held = torch.full((links.examples,), -2)
     for places, matches in zip(links.places, matched, strict=True):
         before = held[places]
@@ -206,10 +202,7 @@ def _is_explained(case: Case, known: CertifiedExamples, rows: Tensor, knows_defe
 
 
 def has_earlier_search(memory: Memory | None) -> bool:
-    """Return whether a checkpoint holds a search of all rounds that began without closed forms.
-
-    Such a search must be resumed without closed forms as well.
-    """
+    """Return whether a checkpoint holds a search without closed forms, which must be resumed without them."""
     return memory is not None and any(memory.recall(f"joint 0/{key}") is not None for key in ("restart 0", "best"))
 
 

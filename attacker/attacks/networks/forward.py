@@ -32,10 +32,7 @@ def run_forward_pass(model: nn.Module, state: Mapping[str, Tensor], x: Tensor) -
 
 
 def read_state(model: nn.Module, observation: Observation) -> dict[str, Tensor]:
-    """Return the weights and buffers that the server sent to a client, by name; those of `model` where it sent none.
-
-    A tensor that layers share is there once, under its first name, as `torch.func.functional_call` requires.
-    """
+    """Return the weights and buffers sent, or `model`'s own, by name; shared tensors once, as `functional_call` requires."""
     sent = {**observation.buffers, **observation.weights}
     return {name: sent.get(name, own) for name, own in (*model.named_buffers(), *model.named_parameters())}
 
@@ -62,10 +59,7 @@ def list_linear(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def record_inputs(model: nn.Module, state: Mapping[str, Tensor], x: Tensor, *, layer: str) -> tuple[Tensor, Tensor]:
-    """Return the inputs (N, F) of the last call of a module in a forward pass (`run_forward_pass`), and the logits (N, K).
-
-    layer: name of the module. Inputs with more axes are flattened.
-    """
+    """Return the inputs (N, F), flattened, of the last call of the module `layer` in a forward pass, and the logits (N, K)."""
     with record_calls({layer: model.get_submodule(layer)}) as seen:
         logits = run_forward_pass(model, state, x)
     return seen[layer][-1][0].flatten(1), logits

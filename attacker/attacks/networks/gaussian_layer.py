@@ -8,10 +8,7 @@ from fedsim.models.tampering import MIN_NEURONS_PER_FEATURE, is_gaussian
 
 
 def find_gaussian_layer(model: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the wide layer (`find_wide_layer`) if its weights look normally distributed; otherwise None.
-
-    weights: the weights that the server sent, by name.
-    """
+    """Return the name of the wide layer if its weights, in `weights`, look normally distributed, else None."""
     name = find_wide_layer(model)
     return name if name is not None and is_gaussian(weights[f"{name}.weight"]) else None
 

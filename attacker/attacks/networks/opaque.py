@@ -12,10 +12,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 
 def call_opaquely(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `function(*tensors)`, also under `vmap` and `torch.func.grad`, which `function` itself need not support.
-
-    The result is differentiable once; the derivative evaluates the function again.
-    """
+    """Return `function(*tensors)`, also under `vmap` and `grad`, differentiable once by evaluating the function again."""
     outputs: tuple[Tensor, ...] = _Call.apply(function, *tensors)
     return outputs
 

@@ -143,10 +143,7 @@ def project_out(basis: Tensor, residual: Tensor) -> Tensor:
 
 
 def differentiate_along(function: Callable[[Any], Tensor], at: Any, direction: Any) -> Tensor:
-    """Return the derivative of a function at `at` along a direction, by forward-mode automatic differentiation.
-
-    at, direction: tensors, or equal nestings of tensors.
-    """
+    """Return the derivative of a function at `at` along a direction, tensors or equal nestings, in forward mode."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # by PyTorch's own formulas
         slope: Tensor = jvp(function, (at,), (direction,))[1]

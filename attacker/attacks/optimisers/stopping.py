@@ -100,10 +100,7 @@ class Stop:
         return dict(self.early).get(iteration, float("inf")) if iteration <= last else float("inf")
 
     def get_stall(self, iteration: int, steps: int) -> Stall | None:
-        """Return the test for stalled problems if it is due after this iteration, otherwise None.
-
-        Arguments as in `get_hopeless_loss`.
-        """
+        """Return the test for stalled problems if it is due, else None. Arguments as in `get_hopeless_loss`."""
         is_due = self.stall is not None and self.stall.after == iteration and self.stall.least <= steps
         return self.stall if is_due and self.give_up > 0 else None
 

@@ -109,11 +109,7 @@ def _measure_batch(
 
 
 def _average(layer: nn.modules.batchnorm._BatchNorm, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the weighted averages over batches of their means and of their variances, (C,) each.
-
-    batches: mean and variance of each batch, in order. The weights add up to 1; a batch has 1 - momentum times the weight of the
-    next one, as in the running statistics.
-    """
+    """Return the averages of means and variances over batches, (C,) each, weighted as in the running statistics."""
     shares = [(1 - (layer.momentum or 0.0)) ** (len(batches) - 1 - i) for i in range(len(batches))]
     mean, variance = (sum(share * batch[k] for share, batch in zip(shares, batches, strict=True)) for k in (0, 1))
     total = sum(shares)

@@ -18,10 +18,7 @@ from fedsim.recording.training import Training
 
 
 def assign_rows(sizes: Sequence[int], examples: int) -> list[list[int]]:
-    """Return for each local step the indices of its examples: taken in order, and from the first again after the last.
-
-    sizes: batch sizes, one per step. examples: number of examples.
-    """
+    """Return each step's example indices, in order and repeated. sizes: batch sizes of the steps. examples: their number."""
     rows, at = [], 0
     for size in sizes:
         rows.append([(at + i) % examples for i in range(size)])
@@ -156,11 +153,7 @@ def clip_gradient(gradient: Gradient, norm: float) -> Gradient:
 
 
 def count_separate_epochs(weight: float, training: Training) -> int:
-    """Return how many separate sets of examples the attack searches for: one per local epoch.
-
-    There is only one if `weight` is 0, or if clients train for a number of steps instead of epochs.
-    weight: factor of `measure_disagreement` in the attack's loss.
-    """
+    """Return the number of separate sets of examples: one per epoch, or one if `weight` is 0 or clients train by steps."""
     return (training.epochs or 1) if weight else 1
 
 

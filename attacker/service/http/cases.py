@@ -157,11 +157,7 @@ async def _respond_half(
 def _find_case(
     service: ServiceComponents, run: CatalogueRun, source: str, case: str
 ) -> tuple[Source, CaseEntry, list[ShownScore]]:
-    """Return the results of an attack, one case of it, and the list of score rows of that case.
-
-    The list is empty if the case is not scored or the service was given no truth (which examples each client trained on).
-    source, case, and the error UnknownName: as in `load_case`.
-    """
+    """Return an attack's results, one case, and its score rows, which need truth. Raises UnknownName as `load_case`."""
     of = service.catalogue.get_source(run, source)
     if case not in of.cases:
         raise UnknownName(f"the attack {source} has no case {case[:100]!r} (updates attacked together) on {run.id}")

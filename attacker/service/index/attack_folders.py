@@ -108,10 +108,7 @@ class Source:
 
 
 def find_null(source: Source, sources: Iterable[Source]) -> Source | None:
-    """Return the null of the attack `source`: the same attack with the same seed, run without the clients' updates.
-
-    None if it is not among `sources`, or if `source` is a null itself.
-    """
+    """Return the null of an attack among `sources`, of the same seed and arguments; None if missing, or for a null."""
     key = make_attack_key(partial(getattr, source))
     nulls = (other for other in sources if other.null and make_attack_key(partial(getattr, other)) == key)
     return None if source.null else next(nulls, None)

@@ -164,17 +164,11 @@ class Catalogue:
         return self._rows.get(run.id, run.marks["index"], read).by_round
 
     def list_sources(self, run: CatalogueRun) -> list[Source]:
-        """Return the results of all attacks and nulls on the run, sorted by folder name.
-
-        A folder whose attack.json cannot be read is left out; `list_trouble` has a message about it.
-        """
+        """Return all attacks and nulls on the run by folder name, without those that `list_trouble` reports as unreadable."""
         return [source for source in self._read_sources(run) if isinstance(source, Source)]
 
     def get_source(self, run: CatalogueRun, name: str) -> Source:
-        """Return the results of the attack or null in the folder `name` of the run.
-
-        Raises UnknownName if there is no such folder, or its attack.json cannot be read.
-        """
+        """Return the attack or null in the folder `name`. Raises UnknownName if it does not exist or cannot be read."""
         if name not in run.sources:
             raise UnknownName(f"there is no attack {name[:100]!r} on {run.id}")
         source = self._load_source(run, name)

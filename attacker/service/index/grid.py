@@ -130,10 +130,6 @@ def _make_verdict(source: Source, number: int, keys: Sequence[str], scores: Mapp
 
 
 def _average_confidence(source: Source, keys: Sequence[str]) -> float | None:
-    """Return the mean over cases of the confidence, the attack's own estimate in [0, 1] of the share of examples recovered.
-
-    keys: keys of the cases. A failed case counts as 0. Cases without a result or of unknown confidence are left out; None if
-    no case remains.
-    """
+    """Return the mean confidence of these cases, or None. Failed cases count as 0, others without confidence do not count."""
     answered_or_failed = [key for key in keys if key in source.answers or key in source.failures]
     return mean(0.0 if key in source.failures else source.answers[key].confidence for key in answered_or_failed)

@@ -136,11 +136,7 @@ def read_lines(run: Path, name: str, trouble: list[str]) -> Iterator[dict[str, A
 
 
 def _fill_failures(cases: Mapping[str, list[ShownScore]], null: Mapping[str, Sequence[ShownScore]]) -> None:
-    """Set `psnr_instead` of an attack's rows without a reconstruction to the PSNR of its null, where the null has one.
-
-    cases, null: dicts from the key of a case to its rows, of the attack and of its null. Null rows of unfinished cases are
-    ignored.
-    """
+    """Set `psnr_instead` of rows without a reconstruction to the PSNR of the null's finished row. Both dicts are by case."""
     for key, rows in cases.items():
         known = {row.example: row.counted_psnr for row in null.get(key, ()) if row.is_finished}
         for i, row in enumerate(rows):

@@ -13,18 +13,12 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def average_success(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples of finished cases that were recovered; None without finished cases.
-
-    An example that was attacked several times counts with its mean.
-    """
+    """Return the share of distinct examples of finished cases that were recovered, each by its mean; None without any."""
     return _average_by_example((row.example, float(row.success)) for row in scores if row.is_finished)
 
 
 def average_labels(scores: Sequence[ShownScore]) -> float | None:
-    """Return the share of distinct examples of finished cases whose label was recovered; None without finished cases.
-
-    An example that was attacked several times counts with its mean.
-    """
+    """Return the share of distinct examples of finished cases with a recovered label, each by its mean, or None."""
     return _average_by_example((row.example, float(row.label_success)) for row in scores if row.is_finished)
 
 

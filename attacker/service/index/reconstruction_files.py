@@ -120,10 +120,7 @@ def read_example(run: Path, name: str, number: int) -> Tensor:
 
 
 def read_header(run: Path, name: str) -> dict[str, str]:
-    """Return the metadata in the header of the safetensors file `name` below `run`; {} if the header has none.
-
-    Raises DamagedFile if the file is missing or is not a safetensors file.
-    """
+    """Return the metadata of a safetensors file below `run`, or {}. Raises DamagedFile for any other or a missing file."""
     with open_tensors(run, name, limit=MAX_BYTES) as file:
         return file.metadata() or {}
 

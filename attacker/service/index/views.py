@@ -291,11 +291,7 @@ def reduce_to_null(example: CaseExample) -> NullExample:
 
 
 def _list_values(pair: ExamplePair) -> list[TableValue]:
-    """Return one entry for each variable of a table row: its name, and its reconstructed and its true value as text.
-
-    The true value is None if it is not known. `right` is whether the reconstructed value counts as correct (a number within a
-    tolerance, the same category), and None if this cannot be told.
-    """
+    """Return each variable of a table row: name, reconstructed and true value as text, and whether it is right, if known."""
     return [
         TableValue(column=cell.column, reconstruction=cell.reconstruction, original=cell.original, right=cell.right)
         for cell in pair.cells

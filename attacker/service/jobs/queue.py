@@ -263,10 +263,7 @@ class Queue:
             end_job(db, claim, "failed", error=error, result=result, cpu=cpu)
 
     def end_cancelled(self, claim: Claim, result: Result | None = None, *, cpu: float = 0.0) -> None:
-        """Mark a job as cancelled. result: what was finished before. cpu: CPU seconds of this attempt.
-
-        Raises StaleClaim if the claim is no longer valid.
-        """
+        """Mark a job as cancelled, with the attempt's result and CPU seconds. Raises StaleClaim for an invalid claim."""
         with self.store.open_transaction() as db:
             end_job(db, claim, "cancelled", result=result, cpu=cpu)
 

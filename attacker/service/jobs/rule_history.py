@@ -78,10 +78,7 @@ class RuleHistory:
         return int(self._store.read(query, rule, *recording)[0][0])
 
     def count_submitted(self, rule: str, instant: str) -> int:
-        """Return the number of jobs that a rule has submitted at `instant` or later, over all recordings.
-
-        instant: time in the format of `format_now`.
-        """
+        """Return how many jobs a rule has submitted, over all recordings, since `instant` (as `format_now`)."""
         return int(self._store.read("SELECT count(*) FROM jobs WHERE origin = ? AND created >= ?", f"rule {rule}", instant)[0][0])
 
     def sum_cpu_seconds(self, rule: str, recording: RecordingIdentity) -> float:

@@ -130,10 +130,7 @@ class Store:
             listener()
 
     def add_listener(self, listener: Callable[[], object]) -> None:
-        """Register a callback that is called after each transaction that this process has written.
-
-        It runs in the thread of the transaction, so it must be fast, such as setting an event.
-        """
+        """Register a fast callback, which is called in the thread of each transaction that this process has written."""
         self._listeners += (listener,)
 
     def read(self, query: str, *values: Any) -> list[sqlite3.Row]:

@@ -45,10 +45,7 @@ class RunningJob:
         self._began = time.monotonic()
 
     def save_progress(self, progress: JobProgress) -> None:
-        """Store the job's progress in the queue, unless it was stored less than `PROGRESS_SECONDS` ago.
-
-        Raises StaleClaim if the claim is no longer valid: the job does not run any more, or another attempt has claimed it.
-        """
+        """Store the progress at most every `PROGRESS_SECONDS`. Raises StaleClaim if the claim is no longer valid."""
         now = time.monotonic()
         if now - self._reported >= PROGRESS_SECONDS:
             self._reported = now

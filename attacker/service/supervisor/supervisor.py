@@ -100,10 +100,7 @@ class Supervisor:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and all workers. Running jobs go back into the queue, or are cancelled if a user requested it.
-
-        The next start of the service continues the jobs in the queue from their checkpoints.
-        """
+        """Stop the thread and all workers. Running jobs return to the queue, to be continued, or are cancelled as requested."""
         self._stopping.set()
         self._wake()
         if self._thread is not None:

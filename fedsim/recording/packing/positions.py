@@ -100,11 +100,7 @@ def _count_lower_bits(size: int, count: int) -> int:
 
 
 def _count_unary_bits(size: int, count: int, lower: int) -> int:
-    """Return the length in bits of the unary code of the upper bits of `count` positions below `size`.
-
-    It has one bit per position, and one for each upper value from 1 to the largest possible, (size - 1) >> lower.
-    lower: number of lower bits of each position, which are stored separately.
-    """
+    """Return the length of the unary code of the upper bits: one bit per position, and one per upper value from 1 on."""
     return count + ((size - 1) >> lower)
 
 

@@ -14,10 +14,7 @@ CHUNK_WORDS = 1 << 16
 
 
 def add_mask(words: Words, seed: bytes) -> None:
-    """Add the mask generated from a 32-byte seed to `words` (N,), in place and modulo 2^32.
-
-    Never use one seed for two vectors, since their difference would be revealed.
-    """
+    """Add the mask of a 32-byte seed to `words` (N,), modulo 2^32. Never use a seed twice: that reveals the difference."""
     for part, mask in _iterate_stream(words, seed):
         part += mask
 

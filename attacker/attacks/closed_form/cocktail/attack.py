@@ -186,10 +186,7 @@ class CocktailParty(CaseByCase):
 
 
 def join_bias(layer: FeatureLayer, tensors: dict[str, Tensor]) -> Tensor:
-    """Return weight and bias of a layer, or their gradients, in one matrix (M, F + 1); (M, F) for a layer without a bias.
-
-    tensors: weights or gradients by parameter name, stacked over cases along the first axis, of which the first is used.
-    """
+    """Return weight and bias of a layer, or their gradients, of the first case: (M, F + 1), or (M, F) without a bias."""
     if not layer.bias:
         return tensors[layer.weight][0]
     return torch.cat([tensors[layer.weight][0], tensors[layer.bias][0][:, None]], dim=1)

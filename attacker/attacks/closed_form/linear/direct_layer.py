@@ -144,10 +144,7 @@ def recover_direct_batch(observed: StackedObservations, layer: DirectLayer, i: i
 
 
 def _solve_output_gradients(rows: Tensor, inputs: Tensor) -> Tensor:
-    """Return each example's part of the gradient at the layer's outputs, (N, M), NaN for neurons that unknown examples turn on.
-
-    rows: (M, F + 1), the layer's gradient. inputs: (N, F).
-    """
+    """Return each example's part of the gradient at the outputs, (N, M); NaN for neurons that unknown examples turn on."""
     augmented = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
     parts: Tensor = rows @ torch.linalg.pinv(augmented)
     missed = (rows - parts @ augmented).norm(dim=1) > MAX_KNOWN_ERROR * rows.norm(dim=1)

@@ -125,10 +125,7 @@ class DirectionPool:
             self._take(self.sharpen(trial[_find_first_of_alike(off)][:MAX_UNMIXED]))
 
     def convert_to_original(self, q: Tensor) -> Tensor:
-        """Return unit vectors (R, K), one per column, along directions q (K, R), in the coordinates of the factorised gradient.
-
-        q: directions in whitened coordinates. The factorised gradient is `factors.coordinates` (M, R) times an orthonormal basis.
-        """
+        """Return unit vectors (R, K), one per column, in the coordinates of the factors. q: whitened directions (K, R)."""
         back = self.space.back @ q.T
         result: Tensor = back / back.norm(dim=0)
         return result
@@ -162,10 +159,7 @@ class DirectionPool:
         return q
 
     def find_on_neurons(self) -> Tensor:
-        """Return a mask (M, K') of the neurons that are on along K' directions that seem to belong to single examples.
-
-        Of the first R directions of the pool, these are the ones with a score of at least MIN_SEPARABLE.
-        """
+        """Return a mask (M, K') of neurons that are on along the K' of the first R directions that MIN_SEPARABLE admits."""
         sure = self.score[: self.space.rank] >= MIN_SEPARABLE
         return find_pattern(self.convert_to_original(self.q[: self.space.rank][sure]), self.factors).on
 

@@ -196,10 +196,7 @@ def find_mixtures(vectors: Tensor) -> Tensor:
 
 
 def recover_isolated(gradient: LayerGradient, examples: int | None, note: str) -> LinearAnswer:
-    """Recover the examples that are the only ones to activate some neuron. The gradient's rank need not be known.
-
-    note: remark that is copied to the answer.
-    """
+    """Recover the examples that alone activate some neuron; the rank need not be known. note: copied to the answer."""
     groups = group_parallel_rows(gradient.rows, estimate_rounding(gradient.rows), gradient.rows.norm(dim=1) > 0)
     groups = mark_mixtures(gradient, groups, groups.directions)
     return recover_groups(gradient, groups.directions, groups, rank=0, examples=examples, note=note)

@@ -40,10 +40,7 @@ def compute_label_gradients(chain: Chain, weights: Tensors, x: Tensor, loss: str
 
 
 def compute_output_gradient(chain: Chain, weights: Tensors, x: Tensor) -> Tensor:
-    """Return the gradient of the sum of the network's outputs for inputs x (N, F) of the first layer, (N, width).
-
-    With the gradients for all labels, whose errors at the outputs sum to zero, it spans those for any errors.
-    """
+    """Return the gradient of the sum of all outputs by the inputs x (N, F), (N, width), which completes those of all labels."""
     return _differentiate(chain, weights, x, lambda logits: [logits.sum()])[0]
 
 

@@ -56,10 +56,7 @@ class InformativeRows(NamedTuple):
         return InformativeRows(unit, back, noise / length, factors.live)
 
     def compute_tolerance(self, q: Tensor) -> Tensor:
-        """Return up to which magnitude the component of each of the M' rows along K directions counts as zero, (K, M').
-
-        q: the directions as unit vectors (K, R) in whitened coordinates.
-        """
+        """Return the magnitude up to which a row's component along unit directions q (K, R) is zero, (K, M')."""
         return compute_zero_threshold(self.compute_noise(q), self.rank**-0.5)
 
     def compute_noise(self, q: Tensor) -> Tensor:

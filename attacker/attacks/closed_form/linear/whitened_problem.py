@@ -71,10 +71,7 @@ class Solutions(NamedTuple):
         return Solutions(*(values[kept] for values in both))
 
     def move(self, old: "WhitenedProblem", new: "WhitenedProblem") -> "Solutions":
-        """Return the solutions in the whitened coordinates of another problem with the same basis.
-
-        The vectors z are rescaled to the norms that they had before.
-        """
+        """Return the solutions in the coordinates of another problem with the same basis; the norms of the z are kept."""
         if old is new:
             return self
         change = torch.linalg.solve(new.back, old.back).T

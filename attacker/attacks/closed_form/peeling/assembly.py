@@ -55,10 +55,7 @@ def build_grey_images(problem: ComposedEquations) -> Tensor:
 
 
 def build_sign_pattern(x: Tensor) -> Tensor:
-    """Return a fixed pseudo-random pattern of 1 and -1 in the shape of x, (N, *shape), the same for each image.
-
-    It serves as a test change of the images, to measure how strongly the equations respond to it.
-    """
+    """Return fixed random signs in the shape of x, (N, *shape), the same for each image, as a test change of the images."""
     rng = torch.Generator().manual_seed(0)
     return (2 * torch.randint(2, x.shape[1:], generator=rng) - 1).to(x).expand_as(x)
 

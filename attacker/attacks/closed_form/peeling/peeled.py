@@ -240,10 +240,7 @@ def _compute_misfit(problem: ComposedEquations, x: Tensor) -> Tensor:
 
 
 def _measure_top_residual(problem: ComposedEquations, x: Tensor) -> Tensor:
-    """Return the norm (N,) of the scaled residual of the deficient layer's own equations.
-
-    These are continuous in x, while the equations of the layers before it jump where a ReLU's pre-activation changes its sign.
-    """
+    """Return the norm (N,) of the scaled residual of the deficient layer's own equations, which are continuous in x."""
     return problem.linearise(x).top.squared_norm().sqrt()
 
 

@@ -61,10 +61,7 @@ SmoothnessPrior = TotalVariation | MidpointPrior
 
 
 def compute_differences(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the differences to the next value along W and along H, each of the shape of x (..., H, W).
-
-    They are 0 in the last column and in the last row, respectively.
-    """
+    """Return the differences to the next value along W and along H, each of the shape of x (..., H, W). The last are 0."""
     return x.diff(dim=-1, append=x[..., -1:]), x.diff(dim=-2, append=x[..., -1:, :])
 
 

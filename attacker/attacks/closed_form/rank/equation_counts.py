@@ -116,11 +116,7 @@ def compute_pooled_rank(matrix: Tensor) -> int:
 
 
 def _find_meeting_outputs(layer: LayerFootprint, live: Tensor) -> Tensor:
-    """Return a mask (output values of a channel, taps): whether the output value is live and uses the tap inside the image.
-
-    A tap is a position inside the kernel.
-    live: mask of the output values of one channel that later layers depend on.
-    """
+    """Return a mask (outputs of a channel, taps) of live outputs that use a tap, a place of the kernel, inside the image."""
     inside = (layer.sees >= 0).T
     meeting = inside if layer.after is None else (layer.after @ inside.float()) > 0
     return meeting & live[:, None]

@@ -40,10 +40,7 @@ class LayerFootprint:
     after: Tensor | None = None
 
     def find_live_places(self, live: Tensor) -> Tensor:
-        """Return a mask (places,) of the places of the kernel that affect an output value in the mask `live`.
-
-        live: mask of the output values of one channel.
-        """
+        """Return a mask (places,) of the kernel's places that affect the outputs `live`, a mask for one channel."""
         return live if self.after is None else self.after[live].any(dim=0)
 
     def find_used_values(self, live: Tensor) -> Tensor:

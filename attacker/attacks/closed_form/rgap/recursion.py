@@ -278,11 +278,7 @@ def _restrict_inverse(condition: Tensor, inverse: Inverse) -> Inverse:
 
 
 def _count_spare_equations(system: LayerSystem, unknowns: int) -> Tensor:
-    """Return the estimated number of independent equations minus `unknowns`, (N,), for `spare` of `solve_least_squares`.
-
-    It is inf for problems with at most MIN_SURPLUS_EQUATIONS surplus equations, too few to estimate noise from the residual. The
-    solver then does not stop because of noise.
-    """
+    """Return the number of independent equations minus `unknowns`, (N,); inf if that is too small to estimate noise."""
     assert system.scale is not None
     weights, gradients = ((scale > 0).flatten(1).sum(dim=1) for scale in (system.scale.weights, system.scale.gradients))
     spare = weights + gradients - system.layer.shape[0] ** 2 - unknowns
@@ -315,10 +311,7 @@ def _solve_linear_layer(system: LayerSystem, target: EquationValues, *, paper: b
 
 
 def compute_offset(layer: Layer, bias: Tensor) -> Tensor:
-    """Return the contribution of a bias (1 or N, C) to the layer's outputs before the activation, (1 or N, *outputs).
-
-    It takes pooling between the bias and these outputs into account.
-    """
+    """Return a bias's contribution, after pooling, to the layer's pre-activation, (1 or N, *outputs). bias: (1 or N, C)."""
     spread = bias.reshape(*bias.shape, *[1] * (len(layer.product_outputs) - 1)).expand(-1, *layer.product_outputs)
     return apply_maps(layer.after, spread)
 

@@ -124,10 +124,7 @@ def unfold(layer: Layer, x: Tensor) -> Tensor:
 
 
 def fold(layer: Layer, columns: Tensor) -> Tensor:
-    """Apply the transpose of `unfold` to columns (N, values under the kernel, places), and return (N, *layer.product_inputs).
-
-    It sums the entries of all patches that belong to the same input value.
-    """
+    """Return the transpose of `unfold`, (N, *layer.product_inputs): the sums of the patches' entries of each input value."""
     if layer.kernel is None:
         return columns[..., 0]
     sides = layer.product_inputs[1:]

@@ -225,10 +225,7 @@ class View(ObservedGradients):
         return self.objective.distance(self.simulate(row, x, y, z), row["observed"])
 
     def simulate(self, row: ProblemRow, x: Tensor, y: Tensor, z: Tensor) -> GradientTensors:
-        """Return the gradient that would be observed for a candidate, after the known defense and with layer weights applied.
-
-        Arguments as in `compute_distance`.
-        """
+        """Return the gradient expected for a candidate, with defense and layer weights. Arguments as in `compute_distance`."""
         weights = row.get("weights", self.weights)
         return self.observe(self._differentiate(weights, x, y, z, row), row)
 

@@ -96,10 +96,7 @@ def judge_clearance(found: RecoveredExamples, updates: LayerUpdates) -> Recovere
 
 
 def find_eight_bit(found: RecoveredExamples, data: DataSpec) -> Tensor:
-    """Return a mask (N,) of the examples that are 8-bit images (`is_eight_bit`) and have an error of at most MAX_CERTAIN_ERROR.
-
-    It is False for all if the data are no images.
-    """
+    """Return a mask (N,) of the 8-bit images (`is_eight_bit`) with an error of at most MAX_CERTAIN_ERROR."""
     if not data.is_image:
         return torch.zeros(len(found.vectors), dtype=torch.bool)
     return is_eight_bit(convert_to_examples(found.vectors, data)) & (found.error <= MAX_CERTAIN_ERROR)

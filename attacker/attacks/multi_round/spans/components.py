@@ -83,10 +83,7 @@ def is_separable(rank: int, data: DataSpec) -> bool:
 
 
 def mix_images(factors: Factors, holders: Sequence[int], forward: Tensor | None) -> MixedImages:
-    """Return the span of the basis of `factors`.
-
-    forward: (M, F), the [W, b] that was sent for each row of `factors`; None if the rows shall not be used.
-    """
+    """Return the span of the basis. forward: (M, F), the [W, b] of each row of `factors`; None to use no rows."""
     if forward is None:
         return MixedImages(factors.basis, tuple(holders), None, factors.basis[:0])
     return MixedImages(factors.basis, tuple(holders), factors, forward @ factors.basis.T)

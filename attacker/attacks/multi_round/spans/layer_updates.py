@@ -143,10 +143,7 @@ def compute_spaces(
 
 
 def convert_to_examples(vectors: Tensor, data: DataSpec) -> Tensor:
-    """Return examples (N, *shape) on the scale [0, 1], not clamped, from vectors (N, F).
-
-    A vector is any multiple of [x, 1], where x is the flattened normalised example.
-    """
+    """Return examples (N, *shape) on the scale [0, 1], not clamped, from multiples (N, F) of [x, 1] with normalised x."""
     assert vectors.shape[1] == prod(data.shape) + 1
     return data.denormalise((vectors[:, :-1] / vectors[:, -1:]).reshape(-1, *data.shape))
 

@@ -105,13 +105,8 @@ def test_headline_has_the_means_of_the_strongest_attack_and_its_null() -> None:
     verdicts = RunVerdicts({"cpl-1": VerdictSummary("recovered", "recovered: all")}, "CPL recovered all.", "cpl-1")
     scores = {"cpl-1": {"1-a": [score(0, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
     headline = make_headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
-    assert (headline["outcome"], headline["attack"], headline["examples"], headline["psnr"], headline["null_psnr"]) == (
-        "recovered",
-        "cpl-1",
-        1,
-        30.0,
-        10.0,
-    )
+    assert (headline["outcome"], headline["attack"], headline["examples"]) == ("recovered", "cpl-1", 1)
+    assert (headline["psnr"], headline["null_psnr"]) == (30.0, 10.0)
 
 
 def test_grid_cells_include_the_null() -> None:
