@@ -55,7 +55,7 @@ def plugged(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(app: object, *arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)  # type: ignore[arg-type]
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attacker.attacks.labels import observed
 from attacker.attacks.labels.step_labels import InferredOrder
-from attacker.attacks.matching import gradient_matching
+from attacker.attacks.matching import polishing
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background shells ignore SIGINT
 
@@ -37,7 +37,7 @@ def orders_inferred_once(
         rng.set_state(inferred_orders[key][1])
         return inferred_orders[key][0]
 
-    for module in (observed, gradient_matching):
+    for module in (observed, polishing):
         monkeypatch.setattr(module, "infer_step_order", find)
 
 

@@ -28,7 +28,7 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> "Elsewhere":
-        made: Elsewhere = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=torch.device(NAME)
         )
         made.inner = inner

@@ -142,7 +142,6 @@ def test_measured_setting_is_read_from_the_file(data: DataFiles, tmp_path: Path,
     MeasurementFile(path, fresh=False).add({"experiment": experiment}, folder, measured)
     again = MeasurementFile(path, fresh=False)
     read = again.find({"experiment": experiment}, folder)
-    assert read is not None
     assert (read.own, read.units, read.strongest) == (measured.own, measured.units, "exact")
     assert read.attacked["exact"].scored == measured.attacked["exact"].scored
     assert set(read.attacked["exact"].scored.null) == set(read.attacked["exact"].scored.psnr)

@@ -56,7 +56,7 @@ class FakeService:
 
 
 def test_measurement_ends_when_no_job_can_change() -> None:
-    row = service.measure_durability(FakeService(), 5, seed=0)  # type: ignore[arg-type]
+    row = service.measure_durability(FakeService(), 5, seed=0)
     assert row["seconds"] < 5
     assert (row["set_aside"], row["lost"]) == (4, 1)
 
@@ -96,4 +96,4 @@ def test_output_of_a_failed_federation_is_quoted(tmp_path: Path, monkeypatch: py
     (tmp_path / "root").mkdir()
     monkeypatch.setattr(FakeService, "list_items", lambda self, path: [])
     with pytest.raises(RuntimeError, match="exited with status 1; its output ends with\n2 replies failed"):
-        service.measure_lag(FakeService(), tmp_path / "root", 3)  # type: ignore[arg-type]
+        service.measure_lag(FakeService(), tmp_path / "root", 3)

@@ -159,7 +159,6 @@ def test_two_searches_share_one_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("defense", ["mixup", "instahide(2)"])
 def test_examples_are_mixed_by_a_generator_of_the_gpu(defense: str) -> None:
     mixing = InputsSpec.parse(defense).build()
-    assert mixing is not None
     x, y = torch.rand(4, 3, 8, 8, device="cuda"), torch.eye(4, device="cuda")
     mixed, labels = mixing.mix(x, y, torch.Generator("cuda").manual_seed(0), None)
     assert (mixed.device.type, mixed.shape) == ("cuda", x.shape)

@@ -102,7 +102,7 @@ def test_gaussian_takes_either_a_deviation_or_a_ratio(arguments: dict[str, float
     with pytest.raises(ValueError, match=r"gaussian: (give either std or snr_db, got std=|snr_db must be finite, got )"):
         gaussian(**arguments)
     with pytest.raises(ValueError, match=r"scope must be 'tensor' or 'global', got 'layer'"):
-        gaussian(snr_db=3, scope="layer")  # type: ignore[arg-type]
+        gaussian(snr_db=3, scope="layer")
 
 
 @pytest.mark.parametrize("snr_db", [-20, 0, 13])
@@ -127,7 +127,7 @@ def test_a_ratio_of_signal_to_noise_is_that_of_their_powers(snr_db: float) -> No
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_the_channel_estimates_the_noise_power_from_the_received_update(snr_db: float, scope: str) -> None:
     update = {"big": 3 * torch.randn(50_000, generator=seeded(1)), "small": 0.1 * torch.randn(50_000, generator=seeded(2))}
-    sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, seeded(3))  # type: ignore[arg-type]
+    sent, _ = gaussian(snr_db=snr_db, scope=scope).apply(update, {}, seeded(3))
     true = sum((sent[n] - update[n]).square().sum().item() for n in update)
     assert channels.gaussian(snr_db=snr_db).noise(sent).item() == pytest.approx(true, rel=0.05)
 

@@ -23,7 +23,7 @@ def channel_of(name: str) -> Channel:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_channel_takes_the_arguments_of_its_defense(name: str) -> None:
     def shape(function: object) -> list[tuple[str, object]]:
-        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]  # type: ignore[arg-type]
+        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
 
     assert shape(KINDS[name].channel) == shape(KINDS[name].defense)
 

@@ -40,12 +40,6 @@ def test_the_papers_notation_is_an_abbreviation() -> None:
         DefenseSpec.parse("G-10e-2")
 
 
-@pytest.mark.parametrize("name", ["G-10e2", "G-10e-", "X-10e-2", "G-10e-2.5", "g-10e-2", "G-1e-2", "G-10e-2 "])
-def test_another_name_of_noise_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"cpl_noise: name must be 'G-10e-K' or 'L-10e-K'"):
-        DefenseSpec.parse(f'cpl_noise("{name}", 0.1)')
-
-
 def test_cpls_pruning_is_per_cent_over_all_tensors() -> None:
     given = {"a": torch.arange(1.0, 31.0), "b": -torch.arange(31.0, 101.0)}
     for percent in (0, 1, 29, 70, 99):
@@ -104,6 +98,10 @@ def test_lius_defenses_are_in_units_of_the_gradient() -> None:
         ("liu_clip(0, 0.1)", "clip: max_norm must be positive and finite, got 0"),
         ("liu_noise(0.1, 0)", "learning_rate must be positive and finite, got 0"),
         ("signsgd(-1)", "learning_rate must be positive and finite, got -1"),
+        *(
+            (f'cpl_noise("{name}", 0.1)', r"cpl_noise: name must be 'G-10e-K' or 'L-10e-K'")
+            for name in ("G-10e2", "G-10e-", "X-10e-2", "G-10e-2.5", "g-10e-2", "G-1e-2", "G-10e-2 ")
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_range_that_is_allowed(spec: str, words: str) -> None:

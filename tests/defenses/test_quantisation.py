@@ -58,7 +58,7 @@ def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: tor
     """Means over 10,000 draws are within 4 standard errors, computed from each coordinate's probability to be rounded up."""
     u = torch.randn(24, generator=seeded(1), dtype=dtype)
     u[:2] = torch.tensor([0.0, 1e-4])
-    stream, defense = seeded(2), qsgd(levels, norm=norm)  # type: ignore[arg-type]
+    stream, defense = seeded(2), qsgd(levels, norm=norm)
     sent = torch.stack([defense.apply({"w": u}, {}, stream)[0]["w"] for _ in range(DRAWS)]).double()
     size = (u.norm() if norm == "l2" else u.abs().max()).double()
     step = size / levels
@@ -74,7 +74,7 @@ def test_qsgd_is_unbiased_in_every_coordinate(levels: int, norm: str, dtype: tor
 def test_what_qsgd_sends_is_next_to_the_update_and_on_the_grid(norm: str, kappa: float) -> None:
     u = torch.randn(1000, generator=seeded(1), dtype=torch.float64)
     size = kappa * (u.norm() if norm == "l2" else u.abs().max()).item()
-    sent = apply_once(qsgd(4, norm=norm, kappa=kappa), u)  # type: ignore[arg-type]
+    sent = apply_once(qsgd(4, norm=norm, kappa=kappa), u)
     steps = sent / (size / 4)
     assert torch.allclose(steps, steps.round(), atol=1e-9)
     assert steps.abs().max() <= 4 + 1e-9
@@ -95,7 +95,7 @@ def test_qsgd_with_a_small_kappa_is_biased_towards_zero_by_what_it_cuts_off() ->
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_equal_coordinates_are_rounded_independently(norm: str) -> None:
-    sent, _ = qsgd(1, norm=norm).apply({"a": torch.ones(200), "b": torch.ones(200)}, {}, seeded(1))  # type: ignore[arg-type]
+    sent, _ = qsgd(1, norm=norm).apply({"a": torch.ones(200), "b": torch.ones(200)}, {}, seeded(1))
     if norm == "linf":
         assert (sent["a"] == 1).all()  # the largest magnitude is on the grid: nothing is left to chance
         return

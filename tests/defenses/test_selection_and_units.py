@@ -73,11 +73,11 @@ def test_of_many_names_only_some_are_shown() -> None:
 
 def test_names_must_be_strings_and_a_mask_needs_one() -> None:
     with pytest.raises(ValueError, match=r"withhold: each entry of the argument `names` must be a string, .* got 3"):
-        withhold([3])  # type: ignore[list-item]
+        withhold([3])
     with pytest.raises(ValueError, match="masked: names must have at least one name or pattern"):
         masked(clip(1), [])
     with pytest.raises(ValueError, match="masked: the first argument must be a defense"):
-        masked(1, "*")  # type: ignore[arg-type]
+        masked(1, "*")
 
 
 def test_a_masked_defense_sees_its_tensors_as_the_whole_update() -> None:

@@ -56,7 +56,7 @@ def test_the_share_is_rounded_up_from_the_number_that_was_written(thousandths: i
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_top_k_counts_in_each_tensor_or_in_all_together(scope: str) -> None:
     update = {"small": 0.01 * torch.randn(10, generator=seeded(1)), "big": torch.randn(3, 10, generator=seeded(2))}
-    sent = apply_once(top_k(0.5, scope=scope), update)  # type: ignore[arg-type]
+    sent = apply_once(top_k(0.5, scope=scope), update)
     counts = {name: int((t != 0).sum()) for name, t in sent.items()}
     assert counts == ({"small": 5, "big": 15} if scope == "tensor" else {"small": 0, "big": 20})
 
@@ -79,7 +79,7 @@ def test_what_is_not_sent_is_plus_zero_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 def test_random_k_sends_exactly_its_share_every_coordinate_as_often_as_another(scope: str) -> None:
-    defense, draws, stream = random_k(0.3, scope=scope), 4000, seeded(3)  # type: ignore[arg-type]
+    defense, draws, stream = random_k(0.3, scope=scope), 4000, seeded(3)
     update = {"a": torch.ones(4), "b": torch.ones(2, 3)}
     sent = [defense.apply(update, {}, stream)[0] for _ in range(draws)]
     for s in sent:
@@ -106,7 +106,7 @@ def test_random_k_rescaled_by_the_true_share_is_unbiased(scope: str) -> None:
         "a": torch.randn(4, generator=seeded(1), dtype=torch.float64),
         "b": torch.randn(7, generator=seeded(2), dtype=torch.float64),
     }
-    assert_unbiased(random_k(0.3, scope=scope, rescale=True), update)  # type: ignore[arg-type]
+    assert_unbiased(random_k(0.3, scope=scope, rescale=True), update)
 
 
 # --- prune ---
@@ -210,7 +210,7 @@ def test_with_fewer_than_k_nonzero_entries_the_attacker_knows_the_zeros_as_well(
 @pytest.mark.parametrize("channel", [channels.top_k, channels.random_k])
 def test_in_a_noisy_message_the_largest_entries_are_taken_as_sent(channel, scope: str) -> None:
     update = {"a": torch.randn(100, generator=seeded(1)), "b": torch.randn(40, generator=seeded(2))}
-    sent = apply_once(top_k(0.1, scope=scope), update)  # type: ignore[arg-type]
+    sent = apply_once(top_k(0.1, scope=scope), update)
     noisy = {name: t + 0.01 * torch.randn(t.shape, generator=seeded(3)) for name, t in sent.items()}
     known = channel(0.1, scope=scope).learn(noisy)
     assert all(torch.equal(known[name], sent[name] != 0) for name in update)

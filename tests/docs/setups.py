@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -313,34 +312,3 @@ def certificate(page: Page) -> None:
     made = make_server(page.folder / "certificates")
     shutil.copy(made.certificate, "cert.pem")
     shutil.copy(made.key, "key.pem")
-
-
-SETUPS: dict[str, Callable[[Page], None]] = {
-    setup.__name__: setup
-    for setup in (
-        recorded,
-        recorded_photos,
-        candidates,
-        photographs,
-        recorded_epochs,
-        recorded_sums,
-        scored,
-        own_app,
-        run_own_app,
-        recorded_app,
-        recorded_elsewhere,
-        model_of_the_server,
-        pictures,
-        state_dicts,
-        own_images,
-        public_facts,
-        no_federation,
-        serving,
-        small_grid,
-        short_demo,
-        benchmark_data,
-        short_audit,
-        finished_audit,
-        certificate,
-    )
-}

@@ -63,7 +63,6 @@ class Shell:
         return self._log.read()
 
     def _write(self, code: str) -> None:
-        assert self._bash.stdin is not None
         self._bash.stdin.write(code)
         self._bash.stdin.flush()
 

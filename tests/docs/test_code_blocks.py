@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 import pytest
+import setups
 from code_blocks import LANGUAGES, PAGES, PROGRAMS, ROOT, Block, blocks, check_options
-from setups import SETUPS, Page
 from shell import Shell
 from started_service import StartedService
 from typer.testing import CliRunner
@@ -38,7 +38,7 @@ SuperLink on a port that all simulations of the computer share."""
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[setups.Page]:
     """An empty folder with a copy of `deploy` and a virtual environment; paths, modules and threads are restored."""
     folder = tmp_path / "page"
     shutil.copytree(ROOT / "deploy", folder / "deploy")
@@ -49,18 +49,18 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
     monkeypatch.setattr(building, "_ADMITTED", {})
     monkeypatch.setenv(references.CODE_VARIABLE, "")  # code that the page's commands admit is forgotten afterwards
     before = set(sys.modules)
-    yield Page(folder=folder, names={"__name__": "page"}, monkeypatch=monkeypatch, service=StartedService(monkeypatch))
+    yield setups.Page(folder=folder, names={"__name__": "page"}, monkeypatch=monkeypatch, service=StartedService(monkeypatch))
     for name in set(sys.modules) - before:
         if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
             del sys.modules[name]
 
 
 @pytest.mark.parametrize("path", PAGES[1:], ids=NAMED[1:])
-def test_every_block_of_a_page_does_what_it_shows(path: Path, page: Page) -> None:
+def test_every_block_of_a_page_does_what_it_shows(path: Path, page: setups.Page) -> None:
     run_page(path, page)
 
 
-def test_the_readmes_steps_lead_to_a_report_and_repeating_them_does_nothing(page: Page) -> None:
+def test_the_readmes_steps_lead_to_a_report_and_repeating_them_does_nothing(page: setups.Page) -> None:
     run_page(ROOT / "README.md", page)
     assert (page.folder / "runs" / "first" / "report.html").stat().st_size > 100_000
     run = [words for block in blocks(ROOT / "README.md") if block.language == "bash" for words in block.commands()]
@@ -80,7 +80,7 @@ def test_blocks_that_are_not_run_are_few_and_say_why(capsys: pytest.CaptureFixtu
             assert (ROOT / test).exists(), line
 
 
-def run_page(path: Path, page: Page) -> None:
+def run_page(path: Path, page: setups.Page) -> None:
     current: list[Block] = []
 
     def call(words: list[str], folder: Path) -> tuple[int, str]:
@@ -98,7 +98,7 @@ def run_page(path: Path, page: Page) -> None:
                 assert block.language == "bash" or not block.reason, f"{where}: only shell blocks may be left out"
                 assert block.elsewhere in ("", DEPLOYMENT_TEST), f"{where}: {block.elsewhere} runs no blocks"
                 for name in block.setups:
-                    SETUPS[name](page)
+                    getattr(setups, name)(page)
                 current.append(block)
                 RUNNERS[block.language](block, where, page, shell)
     finally:
@@ -152,7 +152,7 @@ def list_programs(recipes: str) -> set[str]:
     return set(re.findall(r"\.venv/bin/([\w-]+)", recipes)) - {"python"}
 
 
-def run_shell_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+def run_shell_block(block: Block, where: str, page: setups.Page, shell: Shell) -> None:
     for words in block.commands():
         if words[0] in PROGRAMS and (block.reason or block.elsewhere):
             try:
@@ -165,7 +165,7 @@ def run_shell_block(block: Block, where: str, page: Page, shell: Shell) -> None:
         assert not failed, f"{where}: {failed}"
 
 
-def run_python_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+def run_python_block(block: Block, where: str, page: setups.Page, shell: Shell) -> None:
     code = compile(block.code, where, "exec")
     if block.title:
         Path(block.title).write_text(block.code)
@@ -174,7 +174,7 @@ def run_python_block(block: Block, where: str, page: Page, shell: Shell) -> None
         exec(code, page.names)
 
 
-def run_toml_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+def run_toml_block(block: Block, where: str, page: setups.Page, shell: Shell) -> None:
     """Check the keys of an experiment, a rule or an entry point as the programs do; write a file that a title names."""
     keys = tomllib.loads(block.code)
     Path(block.title or "block.toml").write_text(block.code)
@@ -190,15 +190,15 @@ def run_toml_block(block: Block, where: str, page: Page, shell: Shell) -> None:
                 assert hasattr(importlib.import_module(module), name), f"{where}: {reference}"
 
 
-def parse_json_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+def parse_json_block(block: Block, where: str, page: setups.Page, shell: Shell) -> None:
     json.loads(block.code)
 
 
-def skip_text_block(block: Block, where: str, page: Page, shell: Shell) -> None:
+def skip_text_block(block: Block, where: str, page: setups.Page, shell: Shell) -> None:
     """Do nothing: a block of text has no code."""
 
 
-RUNNERS: dict[str, Callable[[Block, str, Page, Shell], Any]] = {
+RUNNERS: dict[str, Callable[[Block, str, setups.Page, Shell], Any]] = {
     "bash": run_shell_block,
     "python": run_python_block,
     "toml": run_toml_block,

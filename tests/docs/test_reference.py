@@ -16,8 +16,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "docs" / "generate_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

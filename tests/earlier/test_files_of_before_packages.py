@@ -80,7 +80,6 @@ def test_a_job_queue_is_adopted_only_if_the_user_asks_for_it(before: Path) -> No
     assert waiting.state == "queued"
     assert waiting.spec == JobSpec(recording="plain", attack="cpl", arguments={"steps": 2}, rounds="2", priority=3)
     claim = components.queue.claim("me")
-    assert claim is not None
     assert claim.id == waiting.id
     components.queue.close()
     make_components(ServiceSettings(root=root)).queue.close()

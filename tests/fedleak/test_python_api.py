@@ -81,7 +81,7 @@ def test_import_is_lazy() -> None:
     code = "import sys, fedleak; assert not {'torch', 'attacker'} & sys.modules.keys(); assert 'attack' in dir(fedleak)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="observe"):
-        _ = fedleak.obsrve  # type: ignore[attr-defined]
+        _ = fedleak.obsrve
 
 
 class Odd(nn.Module):
@@ -212,7 +212,6 @@ def test_a_federation_is_run_attacked_scored_and_reported_from_python(tmp_path: 
     fedleak.attack(recording, "exact", null=True, route="layers")
     table = fedleak.score(fedleak.load(tmp_path / "run"))
     (summary,) = table.summaries
-    assert summary.success is not None
     assert summary.success.value == 1
     assert "recovered" in repr(table)
     assert len(table.plot().axes) == 6

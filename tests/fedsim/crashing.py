@@ -59,7 +59,7 @@ def federate(out: Path, changes: dict[str, Any], *, crash_at: int | None = None,
     )
     if crash_at is not None:
         _crash(crash_at)
-    TruthWriter.write = _failing_in_round_3(TruthWriter.write)  # type: ignore[method-assign]
+    TruthWriter.write = _failing_in_round_3(TruthWriter.write)
     if started is not None:
         started.send(os.getpid())
     if not run.is_done():
@@ -90,4 +90,4 @@ def _crash(at: int) -> None:
 
         return wrapped
 
-    os.replace, os.fsync = counted(os.replace), counted(os.fsync)  # type: ignore[assignment]
+    os.replace, os.fsync = counted(os.replace), counted(os.fsync)

@@ -99,7 +99,7 @@ def test_dropout_of_any_kind_is_listed_as_not_simulated(app: Any) -> None:
 
 @pytest.mark.parametrize("net", ["Net", "DroppingNet"])
 def test_a_limit_of_the_network_is_written_with_the_results(app: Any, net: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class DroppingNet(app.task.Net):  # type: ignore[misc, name-defined]
+    class DroppingNet(app.task.Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = super().forward(torch.nn.functional.dropout(x, 0.1, training=self.training))
             return found

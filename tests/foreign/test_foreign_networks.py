@@ -121,7 +121,6 @@ def test_gradients_and_their_derivatives_by_vmap_and_in_one_batch_are_those_of_a
         assert error(slope[p], expected[p][1]) < 1e-3
     batched = build_per_problem(model, data, "cross_entropy")
     for count in (1, PROBLEMS) if batched else ():
-        assert batched is not None
         free = x[:count].clone().requires_grad_()
         both = {k: torch.stack(g) if isinstance(g, tuple) else g for k, g in batched(weights, free, y[:count], buffers).items()}
         (own,) = torch.autograd.grad(squared_norm(both), free)
@@ -183,7 +182,7 @@ def test_a_fast_computation_with_wrong_gradients_is_not_used(monkeypatch: pytest
     own = gradients._build_by_torch_func
 
     def wrong(*given: object) -> object:
-        right = own(*given)  # type: ignore[arg-type]
+        right = own(*given)
         return lambda *guess: {name: 1.05 * g for name, g in right(*guess).items()}
 
     monkeypatch.setattr(gradients, "_build_by_torch_func", wrong)

@@ -35,7 +35,7 @@ def _template_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("_template_is_importable")
 def test_the_template_is_recorded_with_the_updates_that_its_server_received(tmp_path: Path) -> None:
-    from pytorchexample import client_app, server_app  # type: ignore[import-not-found]
+    from pytorchexample import client_app, server_app
 
     config = tomllib.loads((TEMPLATE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | {"batch-size": 4}
     grid = LocalGrid(client_app.app, CLIENTS)

@@ -18,12 +18,12 @@ from attacker.attacks.matching.feature_matching import can_match_features, can_m
 from attacker.attacks.matching.initialisation import solid
 from attacker.attacks.matching.loss.evaluation import ViewEvaluation
 from attacker.attacks.matching.loss.problems import ProblemRow, map_problems, select_rows
+from attacker.attacks.matching.loss.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.loss.scales import LossScales
 from attacker.attacks.matching.loss.terms import LossTerms
 from attacker.attacks.matching.loss.view import View
 from attacker.attacks.matching.parametrisation import LatentSpace
 from attacker.attacks.matching.priors import check_denoiser, compute_consensus
-from attacker.attacks.matching.rounds_in_order import RoundsInOrder
 from attacker.attacks.matching.settings import MatchingSettings
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.simulation.client import build_network

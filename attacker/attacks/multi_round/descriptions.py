@@ -14,8 +14,9 @@ from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
 from attacker.attacks.labels.rules import infer_from_bias, infer_labels
 from attacker.attacks.linking import HeadFeatures, RoundDescription
 from attacker.attacks.linking.features import EXACT_MISFIT
-from attacker.attacks.matching.gradient_matching import GradientMatching, polish
+from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.matching_run import MatchingRun
+from attacker.attacks.matching.polishing import polish
 from attacker.attacks.matching.saved_state import prefix_memory
 from attacker.attacks.simulation.client import build_network
 from fedsim import models

@@ -22,7 +22,7 @@ from attacker.attacks.cases import Case
 from attacker.attacks.confidence.eight_bit import is_eight_bit
 from attacker.attacks.confidence.estimates import CERTIFIED_CONFIDENCE
 from attacker.attacks.gradients.observed import ObservedGradients
-from attacker.attacks.matching.rounds_in_order import MAX_STACKED_WEIGHTS
+from attacker.attacks.matching.loss.rounds_in_order import MAX_STACKED_WEIGHTS
 from attacker.attacks.optimisers.gauss_newton import (
     Derivative,
     LeastSquares,

@@ -15,8 +15,9 @@ from torch import Generator
 
 from attacker.attacks.base import Memory, Progress
 from attacker.attacks.cases import Case
-from attacker.attacks.matching.gradient_matching import GradientMatching, find_starts, measure_start, polish, polish_starts
+from attacker.attacks.matching.gradient_matching import GradientMatching
 from attacker.attacks.matching.matching_run import FITTING_SHARE, MatchingRun
+from attacker.attacks.matching.polishing import find_starts, measure_start, polish, polish_starts
 from attacker.attacks.matching.saved_state import BestResult, prefix_memory
 from attacker.attacks.simulation.client import build_network
 from attacker.reconstruction import Reconstruction

@@ -73,8 +73,8 @@ def rog(
     lpips_weights: file of AlexNet's weights for LPIPS, which is then a part of the distance in the search of a generator for the
     nearest images (ROGS); as --lpips-weights of attacker score. By default, the weights in torch's hub cache are used; if there
     are none, the distance has no LPIPS.
-    learning_rate: at the start; a tenth of it is left at the end. beta1, beta2: decay rates of Adam's averages of gradients and of
-    their squares, in [0, 1), which begin anew in each phase of a decoder; the paper has 0.9 and 0.999.
+    learning_rate: at the start; a tenth of it is left at the end. beta1, beta2: decay rates of Adam's averages of gradients and
+    of their squares, in [0, 1), which begin anew in each phase of a decoder; the paper has 0.9 and 0.999.
     boxed: keep the optimised variable in the decoder's box, which the paper does not.
     tv: as in `cpl`, and twice as much if clients send signs; the paper uses no total variation.
     colour: measure total variation along brightness and two colour differences, of which the latter count more

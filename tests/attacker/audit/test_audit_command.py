@@ -75,22 +75,24 @@ def test_another_network_than_the_recorded_one_is_refused_before_the_attacks(
     assert "give --model the network that was recorded, or restore the manifest" in stderr
 
 
-def test_an_unknown_ending_of_a_file_is_refused_before_the_attacks(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
-    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--out", str(run / "audit.pdf")])
-    assert result.exit_code == 2
-    assert "unknown ending '.pdf'" in " ".join(result.stderr.split())
-
-
 @pytest.mark.parametrize(
-    ("defense", "words"),
-    [("klip(1)", "Did you mean 'clip'?"), ("clip(1", "close every bracket"), ("recommend", "or write recommended")],
+    ("option", "value", "words"),
+    [
+        ("--budget", "ten", "write it as 90s, 10m or 2h"),
+        ("--budget", "0m", "write it as 90s, 10m or 2h"),
+        ("--fail-above", "severe", "Known: none, low, moderate, serious"),
+        ("--out", "audit.pdf", "unknown ending '.pdf'"),
+        ("--out", "audit.pdf", "Write the audit to a file ending in .html"),
+        ("--what-if", "klip(1)", "Did you mean 'clip'?"),
+        ("--what-if", "clip(1", "close every bracket"),
+        ("--what-if", "recommend", "or write recommended"),
+    ],
 )
-def test_a_change_that_is_no_defense_is_refused_before_the_attacks(
-    run: Path, monkeypatch: pytest.MonkeyPatch, defense: str, words: str
+def test_invalid_values_are_refused_with_advice_before_the_attacks(
+    run: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str, words: str
 ) -> None:
     monkeypatch.setattr(command, "_replay_shown", lambda replay: pytest.fail("an attack was started"))
-    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", "--what-if", defense])
+    result = CliRunner().invoke(app, ["audit", str(run), "--budget", "1s", option, value])
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
 

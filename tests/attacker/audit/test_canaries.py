@@ -56,7 +56,6 @@ def test_each_client_uses_one_version_of_each_canary(noiseless: Path) -> None:
 def test_without_noise_guessed_canaries_refute_a_small_epsilon(noiseless: Path) -> None:
     scorer, recording = Scorer(noiseless, [noiseless / "truth"]), Recording(noiseless / "recording")
     found = guess_canaries(scorer, recording)
-    assert found is not None
     assert found.canaries == found.guesses == CLIENTS * CANARIES
     assert found.right > 0.7 * found.guesses
     (result,) = check_canaries(recording, scorer, read_metrics(noiseless))
@@ -114,7 +113,6 @@ def test_canaries_in_small_batches_are_guessed(tmp_path: Path, data: dict[str, s
     training = {key: value for key, value in training.items() if value is not None}
     run = federate(tmp_path / "run", **SETTINGS | {"training": training, "rounds": 8}, data=data)
     found = guess_canaries(Scorer(run, [run / "truth"]), Recording(run / "recording"))
-    assert found is not None
     assert found.right_of_all > 0.7 * found.canaries
 
 

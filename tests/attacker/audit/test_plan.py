@@ -29,7 +29,7 @@ class Sampled(Recording):
     kept: Mapping[str, int] = MappingProxyType({})
     damaged: frozenset[tuple[int, str]] = frozenset()
 
-    def read_rows(self, **options: Any) -> list[Row]:  # type: ignore[override]
+    def read_rows(self, **options: Any) -> list[Row]:
         return [row for row in super().read_rows(**options) if row.round <= self.kept.get(row.client, ROUNDS)]
 
     def read_observation(self, row: Row) -> Observation:

@@ -35,12 +35,12 @@ def test_a_prior_is_trained_and_can_be_read(kind: str, other: str, archive: Path
     result = call(archive, out, "--kind", kind, "--seed", "7", "--json")
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
-    prior = read_prior(out, kind)  # type: ignore[arg-type]
+    prior = read_prior(out, kind)
     assert (printed["hash"], printed["images"]) == (prior.weights_hash, 5)
     assert (prior.facts.data, prior.facts.seed, prior.facts.size, prior.facts.steps) == ("public.npz", 7, 32, 3)
     assert not out.with_name("prior.safetensors.checkpoint").exists()
     with pytest.raises(ValueError, match="of kind"):
-        read_prior(out, other)  # type: ignore[arg-type]
+        read_prior(out, other)
     again = tmp_path / "again.safetensors"
     call(archive, again, "--kind", kind, "--seed", "7")
     assert again.read_bytes() == out.read_bytes()
@@ -53,7 +53,7 @@ def test_default_weight_of_the_adversarial_loss_depends_on_the_kind(
     found = []
     for i, words in enumerate(([], ["--adversarial", default], ["--adversarial", other])):
         assert call(archive, tmp_path / f"{i}.safetensors", "--kind", kind, *words).exit_code == 0
-        found.append(read_prior(tmp_path / f"{i}.safetensors", kind).weights_hash)  # type: ignore[arg-type]
+        found.append(read_prior(tmp_path / f"{i}.safetensors", kind).weights_hash)
     assert found[0] == found[1] != found[2]
 
 

@@ -45,7 +45,6 @@ def test_states_are_read_back_until_they_are_forgotten(tmp_path: Path) -> None:
     first.keep("start 0", {"z": torch.zeros(3), "iteration": torch.tensor(8)})
     second = memory(tmp_path)
     found = second.recall("start 0")
-    assert found is not None
     assert torch.equal(found["z"], torch.zeros(3))
     assert int(found["iteration"]) == 8
     assert second.recall("start/1") == {}
@@ -72,10 +71,9 @@ def test_stored_states_are_copies(tmp_path: Path) -> None:
     kept.keep("start", {"z": z})
     z.mul_(5)
     recalled_once = kept.recall("start")
-    assert recalled_once is not None
     recalled_once["z"].mul_(7)
     kept.keep("other", {})
-    assert all(torch.equal(m.recall("start")["z"], torch.ones(2)) for m in (kept, memory(tmp_path)))  # type: ignore[index]
+    assert all(torch.equal(m.recall("start")["z"], torch.ones(2)) for m in (kept, memory(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,16 @@ def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
         return RunFolder(run)
 
     return make
+
+
+@pytest.fixture
+def run(make_run: Callable[..., RunFolder]) -> RunFolder:
+    """A recorded run without attacks."""
+    return make_run()
+
+
+@pytest.fixture
+def attacked(run: RunFolder) -> RunFolder:
+    """The run after an attack, cpl(), that recovered all examples."""
+    run.attack()
+    return run

@@ -47,11 +47,9 @@ def test_attack_on_several_rounds_is_drawn_by_the_counts_of_its_cases(make_run: 
     assert "25 % after 1, 50 % after 2, 100 % after 4 rounds" in page.text
 
 
-def test_attack_on_single_rounds_counts_examples_cumulatively(make_run: Any) -> None:
+def test_attack_on_single_rounds_counts_examples_cumulatively(attacked: Any) -> None:
     """Each of two rounds has two examples; the attack recovers all of them, and its null none."""
-    run = make_run()
-    run.attack()
-    (line,) = gather_run(run.path).growth
+    (line,) = gather_run(attacked.path).growth
     assert (line.attack, line.joint) == ("cpl", False)
     assert list_points(line.points) == [(1, 0.5), (2, 1.0)]
     assert list_points(line.null) == [(1, 0.0), (2, 0.0)]
@@ -69,8 +67,7 @@ def test_bound_follows_from_the_noise_and_grows_with_the_rounds(make_run: Any, r
     assert "no attack can recover a larger share in expectation than the bound" in report(run).text
 
 
-def test_without_several_numbers_of_rounds_there_is_no_chart(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_without_several_numbers_of_rounds_there_is_no_chart(run: Any, report: Any) -> None:
     source = put_together(run)
     score_as(run, source, [1, 2], [1, 2])
     count_cases(run, source, {2: 2})

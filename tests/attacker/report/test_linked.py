@@ -44,8 +44,7 @@ def score_as(run: Any, source: str, rounds: Sequence[int], claimed: Sequence[int
     run.rewrite(change)
 
 
-def test_table_of_linked_rounds_has_notes_and_omitted_rounds(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_table_of_linked_rounds_has_notes_and_omitted_rounds(run: Any, report: Any) -> None:
     score_as(run, put_together(run), [1, 2], [1, 2])
     page = report(run)
     assert "Attacks on several rounds together" in page.text
@@ -67,17 +66,15 @@ def test_table_of_linked_rounds_has_notes_and_omitted_rounds(make_run: Any, repo
     ids=["right", "one wrong", "all wrong", "missed"],
 )
 def test_caption_has_the_true_and_the_claimed_rounds(
-    make_run: Any, report: Any, rounds: list[int], claimed: list[int], words: str
+    run: Any, report: Any, rounds: list[int], claimed: list[int], words: str
 ) -> None:
-    run = make_run()
     score_as(run, put_together(run), rounds, claimed)
     page = report(run)
     assert words in page.text
     assert page.classed("wrong") == (len(set(claimed) - set(rounds)) > 0 and len(claimed) > 1)
 
 
-def test_rounds_of_a_case_are_those_of_its_reconstruction(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_rounds_of_a_case_are_those_of_its_reconstruction(run: Any, report: Any) -> None:
     source = put_together(run, claims=((1, 0), (2, 0), (4, 1)))
     folder = run.path / "reconstructions" / source
     facts = json.loads((folder / "attack.json").read_text())
@@ -86,8 +83,7 @@ def test_rounds_of_a_case_are_those_of_its_reconstruction(make_run: Any, report:
     assert "ada 31 to 2, 4 2 1 pass 1" in report(run).text
 
 
-def test_superseded_case_is_named_and_not_counted(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_superseded_case_is_named_and_not_counted(run: Any, report: Any) -> None:
     source = put_together(run)
     score_as(run, source, [1, 2], [1, 2])
     folder = run.path / "reconstructions" / source
@@ -103,16 +99,13 @@ def test_superseded_case_is_named_and_not_counted(make_run: Any, report: Any) ->
     assert "1of several rounds each" in page.text
 
 
-def test_attack_on_single_rounds_has_no_table_of_linked_rounds(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    page = report(run)
+def test_attack_on_single_rounds_has_no_table_of_linked_rounds(attacked: Any, report: Any) -> None:
+    page = report(attacked)
     assert "Attacks on several rounds together" not in page.text
     assert "linked" not in page.text
 
 
-def test_without_true_examples_captions_have_the_claimed_rounds(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_without_true_examples_captions_have_the_claimed_rounds(run: Any, report: Any) -> None:
     put_together(run)
     run.forget_truth()
     page = report(run)
@@ -122,8 +115,7 @@ def test_without_true_examples_captions_have_the_claimed_rounds(make_run: Any, r
     assert "Of the examples that the attack assigns" not in page.text
 
 
-def test_case_without_a_reconstruction_is_in_the_table(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_case_without_a_reconstruction_is_in_the_table(run: Any, report: Any) -> None:
     source = put_together(run)
     (run.path / "reconstructions" / source / "joint.safetensors").unlink()
     facts = json.loads((run.path / "reconstructions" / source / "attack.json").read_text())

@@ -27,20 +27,17 @@ class Tables(HTMLParser):
             self.unlabelled.append(str(attrs))
 
 
-def test_each_pair_has_psnr_and_label_of_the_null(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    text = report(run).text
+def test_each_pair_has_psnr_and_label_of_the_null(attacked: Any, report: Any) -> None:
+    text = report(attacked).text
     assert text.count("cat → cat ✓, null dog ✗") == 4
     assert text.count("✓ recovered 40.0 dB, null 10.0 dB") == 4
-    run.rewrite(lambda row: None if row["null"] and row["index"] == 0 else row)
-    page = report(run)
+    attacked.rewrite(lambda row: None if row["null"] and row["index"] == 0 else row)
+    page = report(attacked)
     assert page.text.count(", null 10.0 dB") == 3 + 1  # the last one is the mean
     assert page.text.count("not run on this case") == 1
 
 
-def test_null_is_explained_before_the_word_is_used(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_null_is_explained_before_the_word_is_used(run: Any, report: Any) -> None:
     run.attack("cpl", success=False)
     explained = "The baseline of an attack is the same attack without the update. It is called the null"
     before, found, after = report(run).text.partition(explained)
@@ -49,24 +46,20 @@ def test_null_is_explained_before_the_word_is_used(make_run: Any, report: Any) -
     assert "not distinguishable from the null" in after
 
 
-def test_headline_states_coverage_and_failures(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
+def test_headline_states_coverage_and_failures(attacked: Any, report: Any) -> None:
     coverage = "1 attack on 4 of 4 updates: 4 of 4 cases finished, none failed; 1 reply of clients held no update."
-    assert coverage in report(run).text.partition("Contents")[0]
-    path = next(run.path.glob("reconstructions/cpl-0*/*.safetensors"))
+    assert coverage in report(attacked).text.partition("Contents")[0]
+    path = next(attacked.path.glob("reconstructions/cpl-0*/*.safetensors"))
     path.unlink()
     path.with_suffix(".failed.json").write_text('{"reason": "out of memory"}')
-    run.attack("dlg")
-    assert "2 attacks on 4 of 4 updates: 8 of 8 cases finished, 1 failed;" in report(run).text.partition("Contents")[0]
+    attacked.attack("dlg")
+    assert "2 attacks on 4 of 4 updates: 8 of 8 cases finished, 1 failed;" in report(attacked).text.partition("Contents")[0]
 
 
-def test_headline_states_the_means_of_attack_and_null(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    assert "Mean PSNR of all examples 40.0 dB, null 10.0 dB." in report(run).text.partition("Contents")[0]
-    run.rewrite(lambda row: None if row["null"] else row)
-    page = report(run)
+def test_headline_states_the_means_of_attack_and_null(attacked: Any, report: Any) -> None:
+    assert "Mean PSNR of all examples 40.0 dB, null 10.0 dB." in report(attacked).text.partition("Contents")[0]
+    attacked.rewrite(lambda row: None if row["null"] else row)
+    page = report(attacked)
     assert "Mean PSNR of all examples 40.0 dB." in page.text
     assert not any("The null" in str(attributes.get("alt")) for _, attributes in page.tags)
 

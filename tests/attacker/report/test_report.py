@@ -44,8 +44,7 @@ def test_report_is_readable_by_its_owner_only(make_run: Any, tmp_path: Path) -> 
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
 
 
-def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_every_scored_example_is_shown_with_its_null(run: Any, report: Any) -> None:
     run.attack("cpl")
     run.attack("dlg", success=False)
     page = report(run)
@@ -58,28 +57,23 @@ def test_every_scored_example_is_shown_with_its_null(make_run: Any, report: Any)
     assert all(picture["alt"] and int(picture["width"]) >= 96 for picture in pictures)
 
 
-def test_omitted_pairs_are_counted(make_run: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_pairs_are_counted(attacked: Any, report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("attacker.report.render.MAX_PAIRS", 3)
-    run = make_run()
-    run.attack()
-    page = report(run)
+    page = report(attacked)
     assert "1 of 4 scored examples are not shown" in page.text
 
 
-def test_only_oracles_are_marked(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    page = report(run)
+def test_only_oracles_are_marked(attacked: Any, report: Any) -> None:
+    page = report(attacked)
     assert page.classed("oracle") == 0
     assert "none beyond the threat model" in page.text
-    run.attack("dlg", oracles=["labels"])
-    page = report(run)
+    attacked.attack("dlg", oracles=["labels"])
+    page = report(attacked)
     assert page.classed("oracle") > 0
     assert "oracle: labels" in page.text
 
 
-def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_the_verdict_prefers_attacks_within_the_threat_model(run: Any, report: Any) -> None:
     run.attack("cpl", success=False)
     run.attack("dlg", oracles=["labels"])
     text = report(run).text
@@ -88,8 +82,7 @@ def test_the_verdict_prefers_attacks_within_the_threat_model(make_run: Any, repo
     assert "DLG, given labels beyond the threat model, recovered 4 of 4." in text
 
 
-def test_known_labels_do_not_count_as_inferred(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_known_labels_do_not_count_as_inferred(run: Any, report: Any) -> None:
     run.attack("dlg", oracles=["labels"])
     assert "labels;" not in report(run).text
     run.attack("cpl")
@@ -97,32 +90,27 @@ def test_known_labels_do_not_count_as_inferred(make_run: Any, report: Any) -> No
 
 
 @pytest.mark.parametrize("left", [4, 3, 1])
-def test_headline_counts_the_rows(make_run: Any, report: Any, left: int) -> None:
-    run = make_run()
-    run.attack()
+def test_headline_counts_the_rows(attacked: Any, report: Any, left: int) -> None:
 
     def only_some(row: Row) -> Row:
         return {**row, "success": row["success"] and row["index"] < left}
 
-    run.rewrite(only_some)
-    text = report(run).text
+    attacked.rewrite(only_some)
+    text = report(attacked).text
     assert f" recovered {left} of 4 private images" in text
     assert ("CPL recovered" in text) == (left > 2), "without `chance`, fewer than half are only a partial leak"
 
 
-def test_single_recovery_of_four_gives_no_verdict(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: {**row, "label_success": False})
-    run.rewrite(lambda row: row if row["index"] < 1 else {**row, "success": False, "psnr": 10.0, "mse": 0.1})
-    text = report(run).text
+def test_single_recovery_of_four_gives_no_verdict(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: {**row, "label_success": False})
+    attacked.rewrite(lambda row: row if row["index"] < 1 else {**row, "success": False, "psnr": 10.0, "mse": 0.1})
+    text = report(attacked).text
     assert "CPL recovered 1 of 4 private images (95 % CI 1-76 %)" in text
     assert "no verdict" in text
 
 
-def test_an_attack_that_failed_in_every_case_is_not_the_strongest(make_run: Any, report: Any) -> None:
+def test_an_attack_that_failed_in_every_case_is_not_the_strongest(run: Any, report: Any) -> None:
     """Its labels count as not read, but it comes after an attack whose answers are no better than the null's."""
-    run = make_run()
     run.attack("cpl", success=False)
     run.attack("dlg", success=False)
 
@@ -186,45 +174,37 @@ def test_every_kind_of_defense_is_stated(make_run: Any, report: Any, keys: dict[
         ({}, "after round 3: none."),
     ],
 )
-def test_privacy_of_the_last_round_is_stated(make_run: Any, report: Any, privacy: dict[str, Any], words: str) -> None:
-    run = make_run()
+def test_privacy_of_the_last_round_is_stated(run: Any, report: Any, privacy: dict[str, Any], words: str) -> None:
     assert "Differential privacy" not in report(run).text
     append_json_lines(run.path / "metrics.jsonl", {"round": 3, "accuracy": 0.5, "privacy": privacy})
     assert words in report(run).text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def test_leaked_labels_without_images_are_stated(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: {**row, "success": False, "psnr": 10.0, "mse": 0.1})
-    for row in read_json_lines(run.path / "scores.jsonl"):
+def test_leaked_labels_without_images_are_stated(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: {**row, "success": False, "psnr": 10.0, "mse": 0.1})
+    for row in read_json_lines(attacked.path / "scores.jsonl"):
         more = ({**row, "index": 4 * n + row["index"], "case": f"{n}-{row['case']}"} for n in (1, 2, 3))
-        append_json_lines(run.path / "scores.jsonl", *more)
-    text = report(run).text
+        append_json_lines(attacked.path / "scores.jsonl", *more)
+    text = report(attacked).text
     assert "CPL finds more than its null does: labels 100% against 0%. It recovered 0 of 16 private images" in text
     assert "and read 16 of 16 labels; without the gradient it recovers 0 of 16 and reads 0 of 16 labels." in text
 
 
-def test_names_are_escaped(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: {**row, "label_true_name": '"><b onclick=x><script>alert(1)</script>'})
-    page = report(run)
+def test_names_are_escaped(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: {**row, "label_true_name": '"><b onclick=x><script>alert(1)</script>'})
+    page = report(attacked)
     assert "<script" not in page.html
     assert "<script>alert(1)</script>" in page.text
     assert not any("onclick" in attributes for _, attributes in page.tags)
     assert "went <away>" in page.text
 
 
-def test_surplus_candidates_are_counted(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: row if row["null"] else {**row, "surplus": 2})
-    assert "8 candidates too many, left out" in report(run).text.replace("candidatestoo", "candidates too")
+def test_surplus_candidates_are_counted(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: row if row["null"] else {**row, "surplus": 2})
+    assert "8 candidates too many, left out" in report(attacked).text.replace("candidatestoo", "candidates too")
 
 
-def test_scores_include_the_verdict_on_each_attack(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_scores_include_the_verdict_on_each_attack(run: Any, report: Any) -> None:
     run.attack("cpl")
     run.attack("dlg", success=False)
     text = report(run).text
@@ -232,8 +212,7 @@ def test_scores_include_the_verdict_on_each_attack(make_run: Any, report: Any) -
     assert "DLG dlg(): not distinguishable from the null at this sample: 4 examples" in text
 
 
-def test_headline_prefers_an_attack_with_a_null(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_headline_prefers_an_attack_with_a_null(run: Any, report: Any) -> None:
     run.attack("rgap")
     run.attack("hgap")
     run.rewrite(lambda row: None if row["null"] and row["attack"] == "hgap" else row)
@@ -262,13 +241,11 @@ def test_table_rows_are_shown_in_their_units(make_run: Any, report: Any) -> None
     assert "age4050 ✗50pay250500 ✗500" in text
 
 
-def test_report_is_deterministic(make_run: Any, report: Any, charts: dict[bytes, str | None]) -> None:
-    run = make_run()
-    run.attack()
+def test_report_is_deterministic(attacked: Any, report: Any, charts: dict[bytes, str | None]) -> None:
     charts.clear()
-    first = report(run).html
+    first = report(attacked).html
     charts.clear()  # so that all charts are drawn again
-    assert report(run).html == first
+    assert report(attacked).html == first
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -12,10 +12,7 @@ from attacker.reconstruction import Reconstruction
 Row = dict[str, Any]
 
 
-def test_failed_case_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-
+def test_failed_case_is_shown_as_a_failure(attacked: Any, report: Any) -> None:
     def failed(row: Row) -> Row:
         if row["null"] or row["index"] != 2:
             return row
@@ -23,8 +20,8 @@ def test_failed_case_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
         kept = {key: value for key, value in row.items() if key not in ("iterations", "seconds", "interrupted")}
         return {**kept, **lost, "success": False, "label_success": False, "failure": "out of <memory>"}
 
-    run.rewrite(failed)
-    page = report(run)
+    attacked.rewrite(failed)
+    page = report(attacked)
     assert page.classed("failure") == 1
     assert "1 example of cpl() without a reconstruction: out of <memory>" in page.text
     assert "- no reconstruction" in page.text
@@ -32,8 +29,7 @@ def test_failed_case_is_shown_as_a_failure(make_run: Any, report: Any) -> None:
 
 
 @pytest.mark.parametrize("scored", [True, False])
-def test_failure_of_all_attacks_is_stated_first(make_run: Any, report: Any, scored: bool) -> None:
-    run = make_run()
+def test_failure_of_all_attacks_is_stated_first(run: Any, report: Any, scored: bool) -> None:
     for name in ("cpl", "dlg"):
         run.attack(name)
     for path in run.path.glob("reconstructions/*/*.safetensors"):
@@ -54,8 +50,7 @@ def test_failure_of_all_attacks_is_stated_first(make_run: Any, report: Any, scor
     assert "recovered" not in first.partition("What leaked")[2].partition("What is missing")[0].lower()
 
 
-def test_one_failed_attack_does_not_hide_the_others(make_run: Any, report: Any) -> None:
-    run = make_run()
+def test_one_failed_attack_does_not_hide_the_others(run: Any, report: Any) -> None:
     run.attack("cpl")
     run.attack("dlg")
     for path in run.path.glob("reconstructions/dlg-0*/*.safetensors"):
@@ -76,13 +71,11 @@ def test_one_failed_attack_does_not_hide_the_others(make_run: Any, report: Any) 
         (("reconstructions",), "CPL recovered 4 of 4 private images"),
     ],
 )
-def test_missing_files_are_named_with_advice(make_run: Any, report: Any, removed: tuple[str, ...], words: str) -> None:
-    run = make_run()
-    run.attack()
+def test_missing_files_are_named_with_advice(attacked: Any, report: Any, removed: tuple[str, ...], words: str) -> None:
     for name in removed:
-        path = run.path / name
+        path = attacked.path / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert words.format(run=run.path) in report(run).text
+    assert words.format(run=attacked.path) in report(attacked).text
 
 
 def mark_interrupted(run: Any, number: int) -> None:
@@ -100,12 +93,10 @@ def mark_waiting(run: Any, number: int) -> None:
     run.rewrite(lambda row: row if row["null"] or row["index"] != number else {**row, **state})
 
 
-def test_shares_are_of_finished_cases_and_others_are_counted(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    mark_waiting(run, 3)
-    mark_interrupted(run, 2)
-    page = report(run)
+def test_shares_are_of_finished_cases_and_others_are_counted(attacked: Any, report: Any) -> None:
+    mark_waiting(attacked, 3)
+    mark_interrupted(attacked, 2)
+    page = report(attacked)
     assert "CPL recovered 2 of 2 private images" in page.text
     assert "Not finished: 2 of 4 cases of the attack (1 waiting, 1 interrupted)." in page.text
     assert "2 of 4 cases finished; 1 waiting, 1 interrupted" in page.text
@@ -115,50 +106,38 @@ def test_shares_are_of_finished_cases_and_others_are_counted(make_run: Any, repo
     assert page.classed("failure") == 0
 
 
-def test_no_share_is_stated_without_finished_cases(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
+def test_no_share_is_stated_without_finished_cases(attacked: Any, report: Any) -> None:
     for number in (3, 2, 1, 0):
-        mark_waiting(run, number)
-    page = report(run)
+        mark_waiting(attacked, number)
+    page = report(attacked)
     text = page.text
     assert "Attacks were replayed, and nothing is finished yet: what leaks is not known." in text
     assert "CPL cpl(): nothing finished yet." in text
     assert "of 4 private images" not in text
-    assert (
-        "0 %"
-        not in text.replace("\N{NO-BREAK SPACE}", " ")
-        .split("How to read this")[0]
-        .split("Scores")[1]
-        .split("Recovered by the null")[0]
-    )
+    scores = text.replace("\N{NO-BREAK SPACE}", " ").split("How to read this")[0].split("Scores")[1]
+    assert "0 %" not in scores.split("Recovered by the null")[0]
 
 
-def test_case_finished_after_scoring_is_to_be_scored_again(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: row if row["null"] or row["index"] else {**row, "state": "interrupted"})
-    assert f"1 of 4 cases are not scored yet. attacker score {run.path}" in report(run).text
+def test_case_finished_after_scoring_is_to_be_scored_again(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: row if row["null"] or row["index"] else {**row, "state": "interrupted"})
+    assert f"1 of 4 cases are not scored yet. attacker score {attacked.path}" in report(attacked).text
 
 
-def test_interrupted_case_and_missing_null_are_reported(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    mark_interrupted(run, 0)
-    assert f"1 of 4 cases are interrupted: the best so far is shown. attacker replay {run.path} --attack cpl" in report(run).text
-    shutil.rmtree(next(run.path.glob("reconstructions/cpl-null-*")))
-    run.rewrite(lambda row: None if row["null"] else row)
-    assert "with no null to compare it with" in report(run).text
-    assert "cpl() has no scored null." in report(run).text
+def test_interrupted_case_and_missing_null_are_reported(attacked: Any, report: Any) -> None:
+    mark_interrupted(attacked, 0)
+    command = f"attacker replay {attacked.path} --attack cpl"
+    assert f"1 of 4 cases are interrupted: the best so far is shown. {command}" in report(attacked).text
+    shutil.rmtree(next(attacked.path.glob("reconstructions/cpl-null-*")))
+    attacked.rewrite(lambda row: None if row["null"] else row)
+    assert "with no null to compare it with" in report(attacked).text
+    assert "cpl() has no scored null." in report(attacked).text
 
 
-def test_files_outside_the_run_and_damaged_ones_are_not_shown(make_run: Any, report: Any, tmp_path: Path) -> None:
-    run = make_run()
-    run.attack()
-    shutil.copy(next(run.path.glob("pairs/*/*.png")), tmp_path / "secret.png")
-    next(run.path.glob("reconstructions/cpl-0*/*.safetensors")).write_bytes(b"no tensors")
-    run.rewrite(lambda row: {**row, "pair": "../secret.png"})
-    page = report(run)
+def test_files_outside_the_run_and_damaged_ones_are_not_shown(attacked: Any, report: Any, tmp_path: Path) -> None:
+    shutil.copy(next(attacked.path.glob("pairs/*/*.png")), tmp_path / "secret.png")
+    next(attacked.path.glob("reconstructions/cpl-0*/*.safetensors")).write_bytes(b"no tensors")
+    attacked.rewrite(lambda row: {**row, "pair": "../secret.png"})
+    page = report(attacked)
     assert "lies outside the run" in page.text
     assert "is not a reconstruction" in page.text
     assert not [tag for tag, _ in page.tags if tag == "img"]

@@ -8,14 +8,14 @@ from fedsim.recording import Column
 Row = dict[str, Any]
 
 
-def test_scores_include_lpips_and_both_ssims_or_the_reason(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    text = report(run).text
+def test_scores_include_lpips_and_both_ssims_or_the_reason(attacked: Any, report: Any) -> None:
+    text = report(attacked).text
     assert "No LPIPS (no weights)." in text
     assert "global 0.500" in text
-    run.rewrite(lambda row: {**row, "ssim": 0.25, "ssim_global": 0.75, "lpips": 0.125, "lpips_net": "vgg", "lpips_reason": None})
-    text = report(run).text.replace("\N{NO-BREAK SPACE}", " ")
+    attacked.rewrite(
+        lambda row: {**row, "ssim": 0.25, "ssim_global": 0.75, "lpips": 0.125, "lpips_net": "vgg", "lpips_reason": None}
+    )
+    text = report(attacked).text.replace("\N{NO-BREAK SPACE}", " ")
     none = "no interval of 4 groups"
     ssim = f"0.250values 0.250 to 0.250; {none} median 0.25010-90 %: 0.250 to 0.250its null 0.250"
     assert f"{ssim}global 0.750values 0.750 to 0.750; {none}" in text

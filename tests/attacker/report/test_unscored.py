@@ -23,35 +23,31 @@ def read_first_value(source: str | None) -> int:
     return int(image.getpixel((0, 0))[0])
 
 
-def test_without_true_examples_reconstructions_are_shown_with_nulls_and_unjudged(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    page = report(run)
+def test_without_true_examples_reconstructions_are_shown_with_nulls_and_unjudged(attacked: Any, report: Any) -> None:
+    attacked.forget_truth()
+    page = report(attacked)
     headline = "4 examples were reconstructed, 4 with a confidence of at least 0.5, and nothing could be scored, because no truth"
     assert headline in page.text
     assert "These cannot be scored, because no truth was given" in page.text
-    assert f"attacker score {run.path} --truth FOLDER" in page.text
+    assert f"attacker score {attacked.path} --truth FOLDER" in page.text
     assert "label 0, confidence 1.00round 1" not in page.text
     assert page.text.count("label 0, confidence 1.00") == 4
     assert "round 2, bob" in page.text
     for never in ("recovered", "private original", "Scores", "not scored yet"):
         assert never not in page.text.split("How to read this")[0]
-    (source,) = (path.name for path in run.path.glob("reconstructions/cpl-0*"))
+    (source,) = (path.name for path in attacked.path.glob("reconstructions/cpl-0*"))
     keys = [f"{number:05d}-{client}" for number in (1, 2) for client in ("ada", "bob")]
     assert {one for one in page.ids() if one.endswith("-1")} - {"run-1"} == {f"run-1-found-{source}-{key}-1" for key in keys}
     grey = [read_first_value(attributes["src"]) for tag, attributes in page.tags if tag == "img"]
     assert grey == 4 * [64] + 4 * [191] + 4 * [64, 191]
 
 
-def test_own_loss_is_shown_if_it_is_finite(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    assert "own loss 0" not in report(run).text
-    path = next(run.path.glob("reconstructions/cpl-0*/00001-ada.safetensors"))
+def test_own_loss_is_shown_if_it_is_finite(attacked: Any, report: Any) -> None:
+    attacked.forget_truth()
+    assert "own loss 0" not in report(attacked).text
+    path = next(attacked.path.glob("reconstructions/cpl-0*/00001-ada.safetensors"))
     replace(Reconstruction.read(path), loss=torch.tensor([1.0, 0.0125])).write(path)
-    assert "label 0, confidence 1.00, own loss 0.013" in report(run).text
+    assert "label 0, confidence 1.00, own loss 0.013" in report(attacked).text
 
 
 def test_without_true_examples_failures_and_damaged_files_are_named(
@@ -77,11 +73,9 @@ def test_without_true_examples_failures_and_damaged_files_are_named(
     assert "2 of 4 reconstructed examples are not shown" in report(other).text
 
 
-def test_unscored_reconstructions_are_shown_separately(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.rewrite(lambda row: row if row["index"] < 3 else None)
-    text = report(run).text
+def test_unscored_reconstructions_are_shown_separately(attacked: Any, report: Any) -> None:
+    attacked.rewrite(lambda row: row if row["index"] < 3 else None)
+    text = report(attacked).text
     assert "CPL recovered 3 of 3 private images" in text
     assert "1 of 4 cases are not scored yet" in text
     assert "These are not scored yet." in text
@@ -97,46 +91,38 @@ def test_without_true_examples_table_rows_are_shown_in_their_units(make_run: Any
     assert "age3050colourred or bluered or blue" in report(run).text
 
 
-def test_report_of_a_recording_includes_the_files_beside_it(make_run: Any, read_page: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    (run.path / "recording").rename(run.path / "theirs")
-    out = build([run.path / "theirs"])
-    assert out == run.path / "report.html"
+def test_report_of_a_recording_includes_the_files_beside_it(attacked: Any, read_page: Any) -> None:
+    attacked.forget_truth()
+    (attacked.path / "recording").rename(attacked.path / "theirs")
+    out = build([attacked.path / "theirs"])
+    assert out == attacked.path / "report.html"
     text = read_page(out).text
     assert "4 examples were reconstructed" in text
-    shutil.rmtree(run.path / "reconstructions")
-    build([run.path / "theirs"])
-    assert f"attacker replay {run.path / 'theirs'} --attack cpl" in read_page(out).text
+    shutil.rmtree(attacked.path / "reconstructions")
+    build([attacked.path / "theirs"])
+    assert f"attacker replay {attacked.path / 'theirs'} --attack cpl" in read_page(out).text
 
 
-def test_attacks_on_another_recording_in_the_same_folder_are_left_out(make_run: Any, report: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    for path in run.path.glob("reconstructions/*/attack.json"):
+def test_attacks_on_another_recording_in_the_same_folder_are_left_out(attacked: Any, report: Any) -> None:
+    attacked.forget_truth()
+    for path in attacked.path.glob("reconstructions/*/attack.json"):
         facts = json.loads(path.read_text())
         path.write_text(json.dumps({**facts, "run": {"name": "first", "created": "2020-01-01T00:00:00Z"}}))
-    assert "No attack was replayed on this recording yet" in report(run).text
+    assert "No attack was replayed on this recording yet" in report(attacked).text
 
 
-def test_a_null_that_models_the_defense_is_not_shown_beside_an_attack_that_does_not(make_run: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    assert all(one.null is not None for attack in gather_run(run.path).attacks for one in attack.unscored.found)
-    path = next(run.path.glob("reconstructions/cpl-0*/attack.json"))
+def test_a_null_that_models_the_defense_is_not_shown_beside_an_attack_that_does_not(attacked: Any) -> None:
+    attacked.forget_truth()
+    assert all(one.null is not None for attack in gather_run(attacked.path).attacks for one in attack.unscored.found)
+    path = next(attacked.path.glob("reconstructions/cpl-0*/attack.json"))
     path.write_text(json.dumps({**json.loads(path.read_text()), "knows_defense": False}))
-    (attack,) = gather_run(run.path).attacks
+    (attack,) = gather_run(attacked.path).attacks
     assert [one.null for one in attack.unscored.found] == [None] * 4
 
 
-def test_notes_on_a_case_are_shown_at_its_first_example_only(make_run: Any) -> None:
-    run = make_run()
-    run.attack()
-    run.forget_truth()
-    path = min(run.path.glob("reconstructions/cpl-0*/*.safetensors"))
+def test_notes_on_a_case_are_shown_at_its_first_example_only(attacked: Any) -> None:
+    attacked.forget_truth()
+    path = min(attacked.path.glob("reconstructions/cpl-0*/*.safetensors"))
     answer = Reconstruction.read(path)
     both = replace(
         answer,
@@ -149,6 +135,6 @@ def test_notes_on_a_case_are_shown_at_its_first_example_only(make_run: Any) -> N
     )
     path.unlink()
     both.write(path)
-    (attack,) = gather_run(run.path).attacks
+    (attack,) = gather_run(attacked.path).attacks
     assert [one.notes for one in attack.unscored.found][:3] == [("labels are a guess",), (), ()]
     assert (attack.unscored.total, attack.unscored.likely) == (5, 4)

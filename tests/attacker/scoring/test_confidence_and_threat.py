@@ -30,7 +30,6 @@ from fedsim.recording import Column, DataSpec, ModelSpec
 )
 def test_auroc_and_calibration_error_of_confidence(pairs: list[tuple[float, bool]], auroc: float | None, error: float) -> None:
     found = judge_confidence(pairs)
-    assert found is not None
     assert (found.decided, found.auroc) == (len(pairs), auroc)
     assert found.error == pytest.approx(error)
 
@@ -111,11 +110,7 @@ def test_rows_hold_bounds_threat_and_calibrated_success(run: Path) -> None:
     assert all(row.identified == (row.chance is not None and row.chance <= MAX_CHANCE) for row in rows if row.failure is None)
     (summary,) = summarise(rows)
     assert summary.bound is not None
-    assert summary.efficiency is not None
     assert 0 < summary.efficiency < 1.2
-    assert summary.identified is not None
-    assert summary.null is not None
-    assert summary.null.identified is not None
     assert summary.identified.value > summary.null.identified.value
 
 
@@ -124,7 +119,6 @@ def test_without_time_there_are_no_bounds_and_a_reason(run: Path) -> None:
     scorer = Scorer(run, [run / "truth"], bound_seconds=1e-9)
     folder = next(path for path in (run / "reconstructions").iterdir() if "null" not in path.name and path.is_dir())
     assert all(row.bound_mse is None for row in scorer.score(folder))
-    assert scorer.bounds is not None
     assert len(scorer.bounds.reasons) == 8
 
 
@@ -134,7 +128,6 @@ def score_with_reasons(run: Path) -> tuple[list[ScoreRow], dict[str, str]]:
     folder = make_replay(run, spec).run().folder
     scorer = Scorer(run, [run / "truth"], bound_seconds=60)
     rows = scorer.score(folder)
-    assert scorer.bounds is not None
     return rows, scorer.bounds.reasons
 
 
@@ -153,7 +146,6 @@ def test_case_with_a_damaged_index_row_has_no_bound(tmp_path: Path) -> None:
     folder = next(path for path in (run / "reconstructions").iterdir() if path.is_dir())
     scorer = Scorer(run, [run / "truth"], bound_seconds=60)
     assert sorted(row.bound_mse is None for row in scorer.score(folder)) == [False, True]
-    assert scorer.bounds is not None
     (reason,) = scorer.bounds.reasons.values()
     assert "index.sqlite" in reason
     assert "no valid row" in reason

@@ -81,7 +81,6 @@ def test_other_examples_tell_one_recovered_example_from_chance(count: int, tmp_p
     for null in (False, True):
         fedleak.attack(recording, "exact", null=null, fallback="none")
     (summary,) = fedleak.score(recording).summaries
-    assert summary.verdict is not None
     assert (summary.verdict.recovered, summary.verdict.null_recovered) == (1, 0)
     assert (summary.verdict.outcome == "recovered") == (count > 0)
 

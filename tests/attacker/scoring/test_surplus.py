@@ -62,7 +62,6 @@ def test_good_candidates_of_low_rank_do_not_count(surplus: Surplus) -> None:
     assert {row.surplus for row in rows.values()} == {16}
     (summary,) = summarise(rows.values())
     assert summary.surplus == 16
-    assert summary.success is not None
     assert summary.success.value == 0
 
 
@@ -86,22 +85,22 @@ def test_repeated_candidates_use_up_the_places(surplus: Surplus) -> None:
     assert sum(row.success for row in rows.values()) == 3
 
 
-def test_example_used_twice_in_a_round_has_room_for_two_candidates(surplus: Surplus) -> None:
-    """The client reported three examples, so that the attack returns three; it cannot know that two of them are equal."""
-    rows = surplus.rows([[4, 5, 4]], [4, 4, 5], [0.9, 0.8, 0.1])
-    assert {index: (row.success, row.surplus) for index, row in rows.items()} == {4: (True, 0), 5: (True, 0)}
-
-
-def test_local_epochs_make_no_room_for_more_candidates(surplus: Surplus) -> None:
-    rows = surplus.rows([[4, 5, 5, 4]], [-1, -1, 4, 5], [0.9, 0.8, 0.7, 0.6], epochs=2)
-    assert not any(row.success for row in rows.values())
-    assert {row.surplus for row in rows.values()} == {2}
-
-
-def test_fewer_candidates_than_examples_all_count(surplus: Surplus) -> None:
-    rows = surplus.rows([EIGHT], [3, 5], [nan, 0.1])
-    assert [index for index, row in rows.items() if row.success] == [3, 5]
-    assert {row.surplus for row in rows.values()} == {0}
+@pytest.mark.parametrize(
+    ("used", "found", "confidence", "epochs", "successes", "count"),
+    [
+        ([4, 5, 4], [4, 4, 5], [0.9, 0.8, 0.1], 1, [4, 5], 0),  # the client reports three examples; two of them are equal
+        ([4, 5, 5, 4], [-1, -1, 4, 5], [0.9, 0.8, 0.7, 0.6], 2, [], 2),
+        (EIGHT, [3, 5], [nan, 0.1], 1, [3, 5], 0),
+    ],
+    ids=["an example used twice in a round", "two local epochs", "fewer candidates than examples"],
+)
+def test_room_for_candidates_is_that_of_one_epoch(
+    surplus: Surplus, used: list[int], found: list[int], confidence: list[float], epochs: int, successes: list[int], count: int
+) -> None:
+    rows = surplus.rows([used], found, confidence, epochs=epochs)
+    assert sorted(rows) == sorted(set(used))
+    assert [index for index, row in rows.items() if row.success] == successes
+    assert {row.surplus for row in rows.values()} == {count}
 
 
 @pytest.mark.parametrize(

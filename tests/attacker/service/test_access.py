@@ -113,7 +113,7 @@ def test_stream_ends_with_its_session(ask: Ask) -> None:
     name = make_cookie_name(asked.components.settings, asked.components.keys)
     headers = [(b"host", b"localhost"), (b"cookie", f"{name}={cookie}".encode())]
     scope = {"type": "http", "method": "GET", "path": "/api/v1/events", "query_string": b"", "headers": headers, "app": asked.app}
-    asyncio.run(Guard(app)(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(Guard(app)(scope, None, send))
     assert sent == ["http.response.start", *["http.response.body"] * 3]
 
 

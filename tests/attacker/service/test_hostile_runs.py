@@ -148,7 +148,6 @@ def test_very_long_error_is_reported(root: Path, tmp_path: Path, monkeypatch: py
     )
     answer = run_job(task, Interrupt(), lambda share, words: None)
     assert answer.state == "failed"
-    assert answer.error is not None
     assert answer.error.startswith("cannot read x")
 
 

@@ -51,6 +51,10 @@ def list_submitted(queue: Queue) -> list[tuple[str, str]]:
     return [(job.spec.recording, job.spec.rounds) for job in reversed(queue.list(state="queued"))]
 
 
+def list_rounds(queue: Queue) -> list[str]:
+    return [rounds for _, rounds in list_submitted(queue)]
+
+
 def finish_job(queue: Queue, *, cpu: float) -> None:
     """Claim the next job, and publish a result that took `cpu` seconds."""
     claim = queue.claim("me")
@@ -91,14 +95,14 @@ def test_rule_applies_to_the_rounds_that_it_names(
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
     for some in [range(1, 7)] if at_once else [[round] for round in range(1, 7)]:
         given.arrived("photos", some)
-    assert [rounds for _, rounds in list_submitted(queue)] == expected.split()
+    assert list_rounds(queue) == expected.split()
 
 
 def test_last_is_the_last_of_rounds_that_arrive_together(queue: Queue, tmp_path: Path) -> None:
     given = rules(queue, tmp_path, 'rounds = "last"')
     for some in ([1, 2, 3], [4], [5, 6]):
         given.arrived("photos", some)
-    assert [rounds for _, rounds in list_submitted(queue)] == ["3", "4", "6"]
+    assert list_rounds(queue) == ["3", "4", "6"]
 
 
 def test_rule_applies_to_recordings_that_match_a_pattern(queue: Queue, tmp_path: Path) -> None:
@@ -125,28 +129,27 @@ def test_attack_on_whole_clients_gets_all_rounds_so_far(queue: Queue, tmp_path: 
     path = tmp_path / "rules.toml"
     path.write_text('[[rule]]\nname = "clients"\nattack = "agic"\nrounds = "every=3"\n')
     RulesWithRounds(path, queue, tmp_path).arrived("photos", [1, 2, 3, 4])
-    assert [rounds for _, rounds in list_submitted(queue)] == ["1-1", "1-4"]
+    assert list_rounds(queue) == ["1-1", "1-4"]
 
 
 def test_oldest_waiting_rounds_are_left_out_and_logged(queue: Queue, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = rules(queue, tmp_path, "budget = { behind = 2 }")
     with caplog.at_level(logging.WARNING):
         given.arrived("photos", range(1, 6))
-    assert [rounds for _, rounds in list_submitted(queue)] == ["4", "5"]
+    assert list_rounds(queue) == ["4", "5"]
     assert "leaves out 3 rounds from 1 to 3" in caplog.text
     running = queue.claim("me")
-    assert running is not None
     assert running.spec.rounds == "4"
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         given.arrived("photos", [6])
-    assert [rounds for _, rounds in list_submitted(queue)] == ["6"]
+    assert list_rounds(queue) == ["6"]
     assert "leaves out round 5" in caplog.text
     (left,) = queue.list(state="cancelled")
     assert "round 5 is left out" in (left.error or "")
     assert queue.list_cancelled([running]) == set(), "what runs is not disturbed"
     given.arrived("photos", range(1, 7))
-    assert [rounds for _, rounds in list_submitted(queue)] == ["6"], "what was left out stays so"
+    assert list_rounds(queue) == ["6"], "what was left out stays so"
     given.arrived("other", [1, 2])
     assert len(list_submitted(queue)) == 3, "each recording has its own"
 
@@ -156,12 +159,12 @@ def test_jobs_per_hour_are_limited(
 ) -> None:
     given = rules(queue, tmp_path, "budget = { jobs_per_hour = 2 }")
     given.arrived("photos", [1, 2, 3])
-    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2"]
+    assert list_rounds(queue) == ["1", "2"]
     assert "leaves out round 3: 2 jobs were submitted within an hour" in caplog.text
     with queue.store.open_transaction() as db:
         db.execute("UPDATE jobs SET created = '2020-01-01T00:00:00.000+00:00' WHERE number = 1")
     given.arrived("photos", [4])
-    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2", "4"]
+    assert list_rounds(queue) == ["1", "2", "4"]
 
 
 def test_cpu_seconds_are_limited_per_recording(queue: Queue, tmp_path: Path) -> None:
@@ -183,7 +186,7 @@ def test_rounds_refused_by_a_full_queue_are_submitted_later(tmp_path: Path) -> N
     assert queue.claim("me") is not None
     assert queue.claim("me") is not None
     given.arrived("photos", [4])
-    assert [rounds for _, rounds in list_submitted(queue)] == ["3", "4"]
+    assert list_rounds(queue) == ["3", "4"]
     queue.close()
 
 
@@ -204,9 +207,7 @@ def test_each_recording_has_its_own_budget(queue: Queue, tmp_path: Path) -> None
     given.arrived("photos", [1], identity="b")
     given.arrived("photos", [2], identity="b")
     given.arrived("photos", [1, 2], identity="c")
-    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "2", "1", "2"], (
-        "what waits of an earlier one is not in the way"
-    )
+    assert list_rounds(queue) == ["1", "2", "1", "2"], "what waits of an earlier one is not in the way"
     given.arrived("photos", [2], identity="a")
     assert len(list_submitted(queue)) == 4, "the first one has used all that it may"
 
@@ -220,11 +221,11 @@ def test_repeated_round_is_attacked_again_and_logged(
     """Rounds 2 and 3 arrive again, as if a federation was killed in round 3 and resumed after round 1."""
     given = rules(queue, tmp_path, f'rounds = "{rounds}"')
     given.arrived("photos", [1, 2, 3])
-    assert [rounds for _, rounds in list_submitted(queue)] == before.split()
+    assert list_rounds(queue) == before.split()
     assert "again" not in caplog.text
     for _ in range(2):
         given.arrived("photos", [2, 3], attempt=2)
-    assert [rounds for _, rounds in list_submitted(queue)] == before.split() + after.split()
+    assert list_rounds(queue) == before.split() + after.split()
     again = [
         f"rule live, photos: submits a job for round {round} again: the round was recorded again, in attempt 2 of the federation"
         for round in after.split()
@@ -237,7 +238,7 @@ def test_repeated_first_round_is_attacked_again(queue: Queue, tmp_path: Path) ->
     given.arrived("photos", [1])
     given.arrived("photos", [1], attempt=2)
     given.arrived("photos", [2], attempt=2)
-    assert [rounds for _, rounds in list_submitted(queue)] == ["1", "1"]
+    assert list_rounds(queue) == ["1", "1"]
 
 
 def test_new_run_of_a_deleted_name_is_attacked_from_its_first_round(root: Path, tmp_path: Path, federated: Path) -> None:

@@ -46,7 +46,6 @@ def serve(root: Path, tmp_path: Path) -> Iterator[Callable[..., Served]]:
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
         processes.append(process)
-        assert process.stdout is not None
         return Served(process, process.stdout.readline().strip())
 
     yield start
@@ -70,7 +69,7 @@ def events(stream: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 def raw(url: str, content: bytes) -> bytes:
     """Send bytes to the service, and return all that it sends until it closes the connection."""
-    host, port = re.match(r"http://([^:]+):(\d+)", url).groups()  # type: ignore[union-attr]
+    host, port = re.match(r"http://([^:]+):(\d+)", url).groups()
     with socket.create_connection((host, int(port)), timeout=TIME_LIMIT) as connection:
         connection.sendall(content)
         found = b""

@@ -44,7 +44,6 @@ def test_jobs_on_ray_survive_killed_workers_and_can_be_cancelled(root: Path, tmp
     with (tmp_path / "log").open("w") as log:
         service = subprocess.Popen([*command, "--truth", "own"], stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        assert service.stdout is not None
         with httpx.Client(base_url=service.stdout.readline().strip(), timeout=TIME_LIMIT) as client:
 
             def submitted(**changes: Any) -> Callable[[], dict[str, Any]]:

@@ -48,7 +48,7 @@ def results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> list[S
     return compare_settings(grid, make_results(grid, accuracy))[0]
 
 
-def make_results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:  # type: ignore[type-arg]
+def make_results(grid: SweepGrid, accuracy: Mapping[str, float] = ACCURACY) -> Sequence:
     """Make results in which the error of example i is that of `ERRORS` plus i / 1000."""
     found = []
     for one in grid.federations:
@@ -74,8 +74,6 @@ def test_setting_is_measured_by_its_strongest_attack(grid: SweepGrid) -> None:
         for name, errors in ERRORS.items()
     }
     leak = by_name["weak"].leak
-    assert leak is not None
-    assert leak.rmse is not None
     assert leak.rmse.value == pytest.approx(0.1 + 5.5 / 1000)
     assert leak.rmse.clusters == 12  # six batches of each of two seeds
 
@@ -101,17 +99,13 @@ def test_seed_in_which_an_attack_could_not_run_hides_no_setting(grid: SweepGrid)
     (strong,) = (one for one in compare_settings(grid, made)[0] if one.defense == "strong")
     assert strong.audited
     assert strong.on_front
-    assert strong.leak is not None
     assert strong.leak.refused == reason
 
 
 def test_front_holds_the_settings_that_none_dominates(grid: SweepGrid) -> None:
     settings = [one for one in results(grid) if one.audited]
     for one in settings:
-        beaten = any(
-            other.leak.rmse.value > one.leak.rmse.value and other.accuracy > one.accuracy  # type: ignore[union-attr, operator]
-            for other in settings
-        )
+        beaten = any(other.leak.rmse.value > one.leak.rmse.value and other.accuracy > one.accuracy for other in settings)
         assert one.on_front == (not beaten)
     assert [one.defense for one in settings if one.on_front] == ["none", "strong"]
 

@@ -29,7 +29,7 @@ def delta_of_gaussian(epsilon: float, mu: float) -> float:
     return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
 
 
-def delta_of_densities(epsilon: float, p, q, peaks: list[float]) -> float:  # type: ignore[no-untyped-def]
+def delta_of_densities(epsilon: float, p, q, peaks: list[float]) -> float:
     """Compute delta by its definition, the integral of (p - exp(epsilon) q) where that is positive."""
     return float(quad(lambda z: max(0.0, p(z) - math.exp(epsilon) * q(z)), -60, 60, points=peaks, limit=1000)[0])
 
@@ -58,7 +58,7 @@ def test_rounds_compose_to_one_gaussian_with_a_shift_sqrt_t_times_larger(times: 
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_more_rounds_cost_more_and_more_noise_or_a_larger_delta_less(family) -> None:  # type: ignore[no-untyped-def]
+def test_more_rounds_cost_more_and_more_noise_or_a_larger_delta_less(family) -> None:
     rounds = [compute_epsilon(Noise(3.0, family), delta=DELTA, times=times) for times in (1, 2, 5, 50, 5000)]
     noises = [compute_epsilon(Noise(multiplier, family), delta=DELTA) for multiplier in np.geomspace(1e-5, 1e5, 41)]
     deltas = [compute_epsilon(Noise(3.0, family), delta=delta) for delta in (1e-12, 1e-6, 1e-3, 0.1, 0.5)]
@@ -113,7 +113,7 @@ def test_laplace_noise_diverges_no_more_than_gaussian_noise_of_its_scale(order: 
 @pytest.mark.parametrize("times", [1, 30])
 @pytest.mark.parametrize("multiplier", [1.0, 5.0, 40.0])
 def test_laplace_noise_costs_a_little_more_than_gaussian_noise(multiplier: float, times: int) -> None:
-    gaussian, other = (compute_epsilon(Noise(multiplier, family), delta=DELTA, times=times) for family in ("gaussian", "laplace"))  # type: ignore[arg-type]
+    gaussian, other = (compute_epsilon(Noise(multiplier, family), delta=DELTA, times=times) for family in ("gaussian", "laplace"))
     assert gaussian < other < 1.25 * gaussian
 
 
@@ -160,7 +160,7 @@ def test_drawing_without_replacement_covers_the_worst_pair(multiplier: float, dr
     """In the worst case, one of ten clients sends +1 or -1 and the others 0: the server sees a mixture or its mirror image."""
     rate, found = drawn / 10, compute_epsilon_drawn(Noise(multiplier), delta=1e-3, times=1, drawn=drawn, population=10)
 
-    def seen(at: float):  # type: ignore[no-untyped-def]
+    def seen(at: float):
         return lambda z: rate * norm(at, multiplier).pdf(z) + (1 - rate) * norm(0, multiplier).pdf(z)
 
     assert delta_of_densities(found, seen(1.0), seen(-1.0), [-1, 0, 1]) <= 1e-3
@@ -200,7 +200,7 @@ def test_the_bound_by_divergence_is_wider_and_is_the_least_over_all_orders(prior
 
 
 @pytest.mark.parametrize("family", ["gaussian", "laplace"])
-def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:  # type: ignore[no-untyped-def]
+def test_the_best_guesser_stays_below_the_bound_and_near_it(family) -> None:
     """One of 50 secrets, orthogonal vectors of norm C, is sent with noise in three rounds."""
     rng, secrets, rounds, multiplier, trials = np.random.default_rng(1), 50, 3, 0.7, 4000
     draw = rng.normal if family == "gaussian" else rng.laplace

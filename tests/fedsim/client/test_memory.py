@@ -19,14 +19,14 @@ def state(number: int) -> RecordDict:
 
 
 def number_of(found: RecordDict) -> Any:
-    return found["cursor"]["epoch"] if "cursor" in found else None  # type: ignore[index]
+    return found["cursor"]["epoch"] if "cursor" in found else None
 
 
 def test_a_stored_state_is_loaded_unchanged(tmp_path: Path) -> None:
     store_state(tmp_path, 4, state(4))
     found = load_state(tmp_path, before=5)
-    assert dict(found["cursor"]) == {"epoch": 4, "secret": "x", "share": 0.4}  # type: ignore[arg-type]
-    tensors = records.to_tensors(found["defense"])  # type: ignore[arg-type]
+    assert dict(found["cursor"]) == {"epoch": 4, "secret": "x", "share": 0.4}
+    tensors = records.to_tensors(found["defense"])
     assert list(tensors) == ["0/w", "1/b"]
     assert torch.equal(tensors["0/w"], torch.full((2, 2), 4.0))
     assert tensors["1/b"].shape == ()

@@ -23,7 +23,7 @@ def test_text_like_an_emoji_code_is_printed_unchanged(monkeypatch: pytest.Monkey
     for one in CONSOLES:
         monkeypatch.setattr(one, "_file", io.StringIO())
         one.print(":abc: 127.0.0.1:100: a", Text.from_markup("plain"))
-        assert one.file.getvalue() == ":abc: 127.0.0.1:100: a plain\n"  # type: ignore[attr-defined]
+        assert one.file.getvalue() == ":abc: 127.0.0.1:100: a plain\n"
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,7 @@ def test_the_exit_status_is_that_of_the_command(status: int, monkeypatch: pytest
         raise typer.Exit(status)
 
     with pytest.raises(SystemExit) as left:
-        console.run_and_exit(lambda: app(args=[]))  # type: ignore[arg-type]
+        console.run_and_exit(lambda: app(args=[]))
     assert (left.value.code or 0) == status
 
 

@@ -49,7 +49,7 @@ def test_one_client_that_fails_is_reported(experiment: Path, monkeypatch: pytest
         if not seen:
             seen.add("first")
             raise RuntimeError("unplugged")
-        write(self, *given)  # type: ignore[arg-type]
+        write(self, *given)
 
     monkeypatch.setattr(client_app.TruthWriter, "write", fail_once)
     code, words = run(experiment)

@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_is_named_with_advice(tmp_path: Path) -> None
 
 def test_an_experiment_is_frozen(small: Path) -> None:
     with pytest.raises(ValidationError):
-        read(small).rounds = 3  # type: ignore[misc]
+        read(small).rounds = 3
 
 
 # --- overrides ---

@@ -59,9 +59,9 @@ def test_everything_is_downloaded_once(
         (folder / file.name).write_bytes(file.read_bytes())
 
     def moved(remote: object) -> object:
-        name = remote.filename  # type: ignore[attr-defined]
+        name = remote.filename
         checksum = sha256((folder / name).read_bytes()).hexdigest()
-        return remote._replace(url=address + name, checksum=checksum)  # type: ignore[attr-defined]
+        return remote._replace(url=address + name, checksum=checksum)
 
     monkeypatch.setattr(_lfw, "TARGETS", tuple(map(moved, _lfw.TARGETS)))
     monkeypatch.setattr(_lfw, "FUNNELED_ARCHIVE", moved(_lfw.FUNNELED_ARCHIVE))

@@ -110,7 +110,7 @@ def test_a_small_alpha_gives_each_client_few_classes_and_a_large_one_all_of_them
 )
 def test_unknown_names_and_arguments_are_refused(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        split(make_examples(np.arange(10) % 2, ward=[1] * 10), 2, seed=0, **arguments)  # type: ignore[arg-type]
+        split(make_examples(np.arange(10) % 2, ward=[1] * 10), 2, seed=0, **arguments)
 
 
 def test_more_clients_than_examples_are_refused() -> None:

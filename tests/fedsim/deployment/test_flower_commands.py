@@ -20,6 +20,7 @@ from fedsim.deployment.processes import Processes
 from fedsim.deployment.runner import Config, run_to_end
 
 LINK = Link(address="127.0.0.1:1", authority=None)
+STARTED = "echo 'Successfully started run 17'"
 LOG = "Successfully started run 17\\nTraceback (most recent call last):\\n  File x\\nValueError: no room\\nmore words"
 
 
@@ -51,7 +52,7 @@ def status(words: str) -> str:
 
 def test_failed_runs_are_recognised_although_flwr_run_exits_with_0(play: Callable[[str, str], SubmittedRun]) -> None:
     watched: list[int] = []
-    play("echo 'Successfully started run 17'", status("finished:completed")).wait(lambda: watched.append(1))
+    play(STARTED, status("finished:completed")).wait(lambda: watched.append(1))
     assert watched
     submitted = play(f'printf "{LOG}\\n"', status("finished:failed"))
     with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no room$"):
@@ -63,24 +64,26 @@ def listed(status: str, details: str) -> str:
     return f"cat <<'END'\n{json.dumps({'runs': [{'status': status, 'status-details': details}]})}\nEND"
 
 
-def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(play: Callable[[str, str], SubmittedRun]) -> None:
-    script = listed("finished:failed", "ServerApp failed with exception: no client\never answered")
-    with pytest.raises(RunFailed, match=r"^the run ended as finished:failed: no client ever answered$"):
-        play("echo 'Successfully started run 17'", script).wait(lambda: None)
-
-
-@pytest.mark.parametrize("details", ["No heartbeat received from the task", "Task failed with unknown error.", "N/A"])
-def test_a_server_that_died_without_a_message_is_reported_with_advice(
-    details: str, play: Callable[[str, str], SubmittedRun]
+@pytest.mark.parametrize(
+    ("state", "details", "words"),
+    [
+        ("failed", "ServerApp failed with exception: no client\never answered", ": no client ever answered"),
+        *(
+            (
+                "failed",
+                details,
+                ": the server's process exited without a message; see its log, start it again and continue with --resume",
+            )
+            for details in ("No heartbeat received from the task", "Task failed with unknown error.", "N/A")
+        ),
+        ("stopped", "N/A", ""),
+    ],
+)
+def test_the_cause_of_a_failure_is_taken_from_the_superlinks_details_of_the_run(
+    state: str, details: str, words: str, play: Callable[[str, str], SubmittedRun]
 ) -> None:
-    words = "the server's process exited without a message; see its log, start it again and continue with --resume"
-    with pytest.raises(RunFailed, match=f"^the run ended as finished:failed: {words}$"):
-        play("echo 'Successfully started run 17'", listed("finished:failed", details)).wait(lambda: None)
-
-
-def test_a_stopped_run_is_reported_as_stopped(play: Callable[[str, str], SubmittedRun]) -> None:
-    with pytest.raises(RunFailed, match=r"^the run ended as finished:stopped$"):
-        play("echo 'Successfully started run 17'", listed("finished:stopped", "N/A")).wait(lambda: None)
+    with pytest.raises(RunFailed, match=f"^the run ended as finished:{state}{words}$"):
+        play(STARTED, listed(f"finished:{state}", details)).wait(lambda: None)
 
 
 def test_only_the_projects_own_warnings_are_passed_on_from_the_servers_log(
@@ -127,24 +130,33 @@ def test_warnings_that_the_log_stream_missed_are_passed_on_from_the_whole_log(
     assert warnings == [first, last]
 
 
-def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(play: Callable[[str, str], SubmittedRun]) -> None:
-    with pytest.raises(NotReached, match=r"did not start the run; .*Connection to the SuperLink is unavailable"):
-        play("echo '│ Connection to the SuperLink is unavailable. │'; exit 1", "exit 1").wait(lambda: None)
-    with pytest.raises(NotReached, match=r"did not report the status of the run.* output: gone$"):
-        play("echo 'Successfully started run 17'", "echo gone; exit 1").wait(lambda: None)
+REFUSED = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
 
 
-def test_errors_of_flower_in_json_are_reported_as_text(play: Callable[[str, str], SubmittedRun]) -> None:
-    refused = json.dumps({"success": False, "error-message": "The SuperLink\nis unavailable.\n\n1"})
-    with pytest.raises(NotReached, match=r"status of the run.* output: The SuperLink is unavailable\. 1$"):
-        play("echo 'Successfully started run 17'", f"cat <<'END'\n{refused}\nEND\nexit 1").wait(lambda: None)
+@pytest.mark.parametrize(
+    ("start", "status", "words"),
+    [
+        (
+            "echo '│ Connection to the SuperLink is unavailable. │'; exit 1",
+            "exit 1",
+            "did not start the run; .*Connection to the SuperLink is unavailable",
+        ),
+        (STARTED, "echo gone; exit 1", "did not report the status of the run.* output: gone$"),
+        (STARTED, f"cat <<'END'\n{REFUSED}\nEND\nexit 1", r"status of the run.* output: The SuperLink is unavailable\. 1$"),
+    ],
+)
+def test_a_run_that_is_not_started_or_has_no_status_is_a_failure(
+    start: str, status: str, words: str, play: Callable[[str, str], SubmittedRun]
+) -> None:
+    with pytest.raises(NotReached, match=words):
+        play(start, status).wait(lambda: None)
 
 
 def test_a_superlink_that_never_answers_is_given_up_on(
     play: Callable[[str, str], SubmittedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.deployment.flower_commands.COMMAND_SECONDS", 0.2)
-    submitted = play("echo 'Successfully started run 17'", "exec sleep 20")
+    submitted = play(STARTED, "exec sleep 20")
     with pytest.raises(NotReached, match=r"status of the run.* output: no answer within 0\.2 seconds"):
         submitted.wait(lambda: None)
     submitted.stop()
@@ -189,7 +201,7 @@ def test_only_runs_that_fail_after_an_outage_of_the_superlink_are_continued(
 
 def test_the_submitted_app_has_the_components_and_settings_of_the_project_and_no_code(tmp_path: Path) -> None:
     own = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    sent: Any = APP_PROJECT["tool"]["flwr"]["app"]  # type: ignore[index]
+    sent: Any = APP_PROJECT["tool"]["flwr"]["app"]
     assert sent["components"] == own["components"]
     assert sent["config"].keys() == own["config"].keys()
     assert "fab-include" not in sent

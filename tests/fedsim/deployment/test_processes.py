@@ -41,7 +41,6 @@ def test_processes_end_if_their_starter_is_killed(tmp_path: Path) -> None:
         "print(p._running['sleeper'].pid, flush=True); time.sleep(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert starter.stdout is not None
     leader = int(starter.stdout.readline())
     assert group(leader) == [leader]
     starter.kill()
@@ -57,7 +56,6 @@ def test_a_starter_that_is_terminated_ends_its_processes_first(tmp_path: Path) -
         "    p.start('sleeper', ['sleep', '60'], cwd=Path('.')); print(p._running['sleeper'].pid, flush=True); time.sleep(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
-    assert starter.stdout is not None
     leader = int(starter.stdout.readline())
     starter.terminate()
     assert starter.wait(30) == 143

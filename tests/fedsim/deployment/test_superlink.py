@@ -37,7 +37,7 @@ def status(path: str, client: Any, server: Any = ("192.0.2.10", 8000), kind: str
         sent.append(message)
 
     scope = {"type": kind, "path": path, "client": client, "server": server}
-    asyncio.run(ControlGuard(app, [ip_network(SERVER)])(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(ControlGuard(app, [ip_network(SERVER)])(scope, None, send))
     return int(sent[0].get("status", sent[0].get("code", 0)))
 
 
@@ -95,7 +95,6 @@ def state(tmp_path: Path) -> Iterator[SqlLinkState]:
         state = factory.state()
     assert isinstance(state, SqlLinkState)
     yield state
-    assert state._engine is not None
     state._engine.dispose()  # Flower's states have no method that closes their connections
 
 

@@ -149,7 +149,7 @@ def record_messages(
             sent = list(messages)
             down.extend(sent)
             replies = list(super().send_and_receive(sent, timeout=timeout))
-            up.extend(Message(r.content.copy(), metadata=r.metadata) for r in replies)  # type: ignore[call-overload]
+            up.extend(Message(r.content.copy(), metadata=r.metadata) for r in replies)
             return replies
 
     monkeypatch.setattr(engine, "LocalGrid", Spy)
@@ -267,7 +267,7 @@ def test_resources_that_no_client_can_have_are_refused_before_anything_starts(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(engine, "run_ray", lambda *_, **__: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match=words):
-        engine.run(FederationRun(experiment=make_tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)  # type: ignore[arg-type]
+        engine.run(FederationRun(experiment=make_tiny(), out=tmp_path / "run", device="cpu"), engine="ray", **resources)
     assert not (tmp_path / "run").exists()
 
 

@@ -79,7 +79,5 @@ def test_a_killed_federation_on_ray_can_be_resumed(tmp_path: Path, monkeypatch: 
     assert read_truth(tmp_path / "ray") == read_truth(tmp_path / "local")
     assert {o.cohort for o in Recording(tmp_path / "ray" / "recording").read_observations()} == {tuple(here["clients"])}
     ray, local = (ServerCheckpoint.read(tmp_path / engine / "state") for engine in ("ray", "local"))
-    assert ray is not None
-    assert local is not None
     assert (ray.attempt, local.attempt) == (2, 1)
     assert all(torch.equal(t, local.arrays[name]) for name, t in ray.arrays.items())

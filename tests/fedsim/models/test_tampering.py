@@ -128,7 +128,6 @@ def test_an_imprint_layer_is_described_by_its_thresholds_in_order() -> None:
     scales, thresholds = torch.linspace(0.5, 2.0, 20), torch.linspace(1.0, -1.0, 20)
     weights = {"a.weight": scales[:, None] * direction, "a.bias": -thresholds * scales}
     found = find_imprint(weights, 12)
-    assert found is not None
     assert found.order.tolist() == list(range(19, -1, -1))
     torch.testing.assert_close(found.thresholds, thresholds.flip(0).double())
     torch.testing.assert_close(found.direction, direction[0].double())
@@ -269,7 +268,7 @@ def test_convolutions_that_copy_for_one_client_among_many_are_found() -> None:
 
 def test_what_cannot_be_inspected_is_refused_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"must be a torch.nn.Module, got OrderedDict"):
-        inspect_model(nn.Linear(3, 2).state_dict())  # type: ignore[arg-type]
+        inspect_model(nn.Linear(3, 2).state_dict())
     with torch.device("meta"):
         empty = nn.Linear(3, 2)
     for model in (empty, nn.LazyLinear(3)):

@@ -26,7 +26,7 @@ def test_a_reader_lets_sqlite_open_no_file_of_the_recording(recorded: Path, monk
 
     def connect(path: str, **given: object) -> sqlite3.Connection:
         asked.append(str(path))
-        return real(path, **given)  # type: ignore[call-overload, no-any-return]
+        return real(path, **given)
 
     real = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", connect)
@@ -97,7 +97,7 @@ def test_a_readers_copy_of_the_index_is_kept_until_the_index_changes(
 
     def counted(folder: Path, *given: object) -> sqlite3.Connection:
         copied.append(folder)
-        return real(folder, *given)  # type: ignore[arg-type]
+        return real(folder, *given)
 
     monkeypatch.setattr(index_database, "_copy_index", counted)
     assert [len(Recording(recorded).read_rows()) for _ in range(3)] == [6, 6, 6]
@@ -131,7 +131,6 @@ def test_a_reader_waits_for_a_commit(recorded: Path) -> None:
     words = [sys.executable, "-c", LOCKING, str(recorded / INDEX_FILE)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdin is not None
-        assert writer.stdout is not None
         assert writer.stdout.readline() == "locked\n"
         threading.Timer(0.3, lambda: writer.stdin and writer.stdin.close()).start()
         assert len(Recording(recorded).read_rows()) == 4

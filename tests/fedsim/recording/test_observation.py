@@ -99,7 +99,7 @@ def test_rounding_counts_every_step_and_the_larger_weight(training: dict[str, in
     made = make_observation(
         weights={"w": torch.tensor([-3.0, 1.0])},
         payload=Payload(tensors={"w": torch.tensor([0.001, 1.5])}, codec="weights"),
-        training=Training(learning_rate=0.1, batch_size=4, **training),  # type: ignore[arg-type]
+        training=Training(learning_rate=0.1, batch_size=4, **training),
         num_examples=examples,
     )
     assert made.rounding["w"].tolist() == [steps * 2**-23, steps * 2**-24]
@@ -163,17 +163,17 @@ def test_invalid_data_specifications_are_refused(changes: dict[str, Any], words:
 def test_values_of_numpy_and_pytorch_lists_and_single_values_become_plain() -> None:
     """Only plain values can be written to the manifest, and read from it."""
     stated = Training(
-        learning_rate=np.float32(0.5),  # type: ignore[arg-type]
-        batch_size=np.int64(4),  # type: ignore[arg-type]
-        epochs=torch.tensor(2),  # type: ignore[arg-type]
-        schedule=np.array([1.0, 0.25]),  # type: ignore[arg-type]
-        frozen="head.*",  # type: ignore[arg-type]
-        shuffle=np.bool_(False),  # type: ignore[arg-type]
+        learning_rate=np.float32(0.5),
+        batch_size=np.int64(4),
+        epochs=torch.tensor(2),
+        schedule=np.array([1.0, 0.25]),
+        frozen="head.*",
+        shuffle=np.bool_(False),
     )
     plain = Training(learning_rate=0.5, batch_size=4, epochs=2, schedule=(1.0, 0.25), frozen=("head.*",), shuffle=False)
     assert repr(stated) == repr(plain)
     shape: Any = torch.zeros(3, 4, 5).shape
-    data = DataSpec(shape=shape, num_classes=np.int64(2), mean=0.5, std=torch.tensor([2.0]))  # type: ignore[arg-type]
+    data = DataSpec(shape=shape, num_classes=np.int64(2), mean=0.5, std=torch.tensor([2.0]))
     assert repr(data) == repr(DataSpec(shape=(3, 4, 5), num_classes=2, mean=(0.5,), std=(2.0,)))
     assert repr(Column(name="age", high=np.float64(90))) == repr(Column(name="age", high=90.0))
 

@@ -48,7 +48,7 @@ def test_folders_that_did_not_change_are_not_listed_again(run: Path, monkeypatch
     monkeypatch.setattr(run_check, "SETTLED_SECONDS", -1.0)
     listed: list[object] = []
     list_folder = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda at: listed.append(at) or list_folder(at))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(os, "listdir", lambda at: listed.append(at) or list_folder(at))
     assert list(find_foreign(run)) == []
     first = len(listed)
     assert list(find_foreign(run)) == []

@@ -26,10 +26,10 @@ class Failing(engine.LocalGrid):
     seen: ClassVar[list[tuple[str, int, Message, Message | None]]]
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
+        super().__init__(*args)
         type(self).seen = []
 
-    def send_and_receive(self, messages_: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:  # type: ignore[override]
+    def send_and_receive(self, messages_: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return [answer for message in messages_ if (answer := self._one(message)) is not None]
 
     def _one(self, message: Message) -> Message | None:
@@ -41,7 +41,7 @@ class Failing(engine.LocalGrid):
             answer = Message(Error(code=0, reason="told to fail"), reply_to=message)
         elif partition not in self.late.get(place, ()):
             (answer,) = super().send_and_receive([message])
-            kept = Message(answer.content.copy(), metadata=answer.metadata) if answer.has_content() else answer  # type: ignore[call-overload]
+            kept = Message(answer.content.copy(), metadata=answer.metadata) if answer.has_content() else answer
             answer = None if partition in self.lost.get(place, ()) else answer
             self.seen.append((stage, partition, message, kept))
         return answer

@@ -31,7 +31,6 @@ def recorded(run: FederationRun) -> Recording:
 
 def weights_after(run: FederationRun) -> dict[str, Tensor]:
     state = ServerCheckpoint.read(run.out / "state")
-    assert state is not None
     return dict(state.arrays)
 
 
@@ -46,7 +45,6 @@ def mean_of(updates: list[Observation]) -> dict[str, Tensor]:
 
 def half_a_step(run: FederationRun) -> float:
     agreement = run.experiment.settle_agreement()
-    assert agreement is not None
     return 0.5 * agreement.clip / agreement.target_range
 
 

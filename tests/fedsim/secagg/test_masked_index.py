@@ -35,7 +35,7 @@ def test_a_masked_vector_is_read_as_it_was_written(changes: dict[str, Any]) -> N
     found = read(tensors)
     assert {**vars(found), "words": None} == {**vars(masked), "words": None}
     assert (found.words is None) == (masked.words is None)
-    assert found.words is None or torch.equal(found.words, masked.words)  # type: ignore[arg-type]
+    assert found.words is None or torch.equal(found.words, masked.words)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_client_does_not_send_its_update_in_clear(tmp_path: Path) -> None:
     for secure, words in ((False, "the server does not use secure"), (True, "the server uses secure aggregation")):
         server, clients = run_of(f"server {secure}", secure), run_of(f"clients {secure}", not secure)
         with pytest.raises(EngineError, match="no client ever answered"):
-            engine.run_local(make_server_app(lambda _, run=server: run), make_client_app(lambda _, run=clients: run), 5)  # type: ignore[misc]
+            engine.run_local(make_server_app(lambda _, run=server: run), make_client_app(lambda _, run=clients: run), 5)
         rows = recorded(server).read_rows(rounds={1})
         assert {row.status for row in rows} == {"failed"}
         assert any(words in row.reason for row in rows)

@@ -66,7 +66,6 @@ def test_answers_carry_only_masked_words_keys_and_shares(
     size = sum(w.numel() for w in next(recorded(run).read_observations()).weights.values())
     assert [stage for stage, *_ in Failing.seen] == [s for s in ("setup", "share", "collect", "unmask") for _ in range(5)]
     for stage, _, message, answer in Failing.seen:
-        assert answer is not None
         assert ("arrays" in message.content) == (stage == "collect")
         assert set(answer.content) == {"client", "masked" if stage == "collect" else "secagg"}
         assert not list(answer.content.metric_records)
@@ -102,7 +101,6 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
         if row.client == "sum":
             continue
         seen = recording.read_masked(row)
-        assert seen.words is not None
         assert (seen.words.dtype, tuple(seen.words.shape)) == (torch.uint32, (3 + size,))
         keys |= {seen.mask_key, seen.share_key}
         assert len(seen.sealed) == 4
@@ -120,7 +118,6 @@ def test_the_recording_holds_what_the_server_saw(federate: Federate) -> None:
     assert metrics["bytes_down"] == sum(sum(recording.read_masked(row).down.values()) for row in rows if row.client != "sum")
     assert (metrics["clients"], metrics["missing"], metrics["secagg_clipped"], metrics["secagg_clipped_clients"]) == (5, 0, 0, 0)
     agreement = run.experiment.settle_agreement()
-    assert agreement is not None
     assert recording.manifest.secure_aggregation == agreement.to_json()
     assert recording.manifest.codec == "masked"
     checked = verify(run.out)
@@ -145,7 +142,7 @@ def test_the_sum_of_masked_words_cannot_be_decoded(federate: Federate) -> None:
     run = federate(rounds=1)
     recording = recorded(run)
     words = [recording.read_masked(row).words for row in recording.read_rows() if row.status == "masked"]
-    total = sum((w.numpy() for w in words if w is not None), np.zeros(len(words[0]), np.uint32))  # type: ignore[arg-type]
+    total = sum((w.numpy() for w in words if w is not None), np.zeros(len(words[0]), np.uint32))
     agreement = run.experiment.settle_agreement()
     assert agreement is not None
     with pytest.raises(ValueError, match="which is impossible"):

@@ -92,8 +92,8 @@ def test_a_printed_experiment_is_read_as_the_same(value: Any, tmp_path: Path) ->
 def test_the_command_line_sets_it(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(make_secure(secure_aggregation=False).to_toml())
     assert read(tmp_path / "e.toml").settle_agreement() is None
-    assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).settle_agreement().threshold == 3  # type: ignore[union-attr]
-    assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).settle_agreement().threshold == 5  # type: ignore[union-attr]
+    assert read(tmp_path / "e.toml", [("secure_aggregation", True)]).settle_agreement().threshold == 3
+    assert read(tmp_path / "e.toml", [("secure_aggregation.threshold", 5)]).settle_agreement().threshold == 5
 
 
 @pytest.mark.parametrize(

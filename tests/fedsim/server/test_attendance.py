@@ -117,28 +117,21 @@ def test_with_all_clients_connected_the_server_does_not_wait_or_warn(
     assert (clock.slept, warnings()) == (0, [])
 
 
+class Listing(LocalGrid):
+    """A grid whose connected nodes a function lists."""
+
+    def __init__(self, list_nodes: Callable[[], list[int]]) -> None:
+        self.get_node_ids = list_nodes
+
+
 def test_more_clients_than_needed_are_accepted() -> None:
-    class Many(LocalGrid):
-        def __init__(self) -> None:
-            pass
-
-        def get_node_ids(self) -> Iterable[int]:
-            return [1, 2, 3, 4]
-
-    assert list(WaitingGrid(Many(), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
+    assert list(WaitingGrid(Listing(lambda: [1, 2, 3, 4]), 3, patience=0).get_node_ids()) == [1, 2, 3, 4]
 
 
 def test_a_round_begins_within_a_second_after_the_last_client_connects() -> None:
     """This test uses the system's clock."""
     back = threading.Event()
-
-    class Coming(LocalGrid):
-        def __init__(self) -> None:
-            pass
-
-        def get_node_ids(self) -> Iterable[int]:
-            return [1, 2] if back.is_set() else [1]
-
     threading.Timer(0.2, back.set).start()
     assert attendance.POLL_SECONDS <= 1
-    assert list(WaitingGrid(Coming(), 2, patience=30).get_node_ids()) == [1, 2]
+    coming = Listing(lambda: [1, 2] if back.is_set() else [1])
+    assert list(WaitingGrid(coming, 2, patience=30).get_node_ids()) == [1, 2]

@@ -30,7 +30,6 @@ def same(one: Any, other: Any) -> bool:
 def write_and_read(memory: StrategyMemory, folder: Path) -> StrategyMemory:
     ServerCheckpoint(round=3, attempt=2, arrays={}, memory=memory, generators=checkpoint.read_generators()).write(folder)
     found = ServerCheckpoint.read(folder)
-    assert found is not None
     return found.memory
 
 
@@ -66,7 +65,7 @@ def test_the_strategy_inside_a_wrapper_is_restored_as_well(tmp_path: Path) -> No
 
 def test_a_strategy_with_an_attribute_that_cannot_be_saved_is_not_resumed(tmp_path: Path) -> None:
     odd = FedAvg()
-    odd.history = {"losses": object()}  # type: ignore[attr-defined]
+    odd.history = {"losses": object()}
     memory = write_and_read(read_strategy(odd), tmp_path)
     with pytest.raises(ValueError, match="cannot be resumed: its attribute history, of type dict"):
         restore_strategy(FedAvg(), memory)
@@ -91,7 +90,6 @@ def test_restored_generators_draw_the_same_numbers(tmp_path: Path) -> None:
         random.seed(9)
         np.random.seed(9)
         found = ServerCheckpoint.read(tmp_path)
-        assert found is not None
         checkpoint.restore_generators(found.generators)
         assert [random.random(), random.gauss(0, 1), np.random.normal(), np.random.normal()] == expected
     finally:
@@ -107,7 +105,6 @@ def test_names_order_types_and_bits_of_the_weights_are_kept(tmp_path: Path) -> N
     }
     ServerCheckpoint(round=7, attempt=4, arrays=arrays, generators=checkpoint.read_generators()).write(tmp_path)
     found = ServerCheckpoint.read(tmp_path)
-    assert found is not None
     assert (found.round, found.attempt, list(found.arrays)) == (7, 4, list(arrays))
     for name, tensor in arrays.items():
         assert found.arrays[name].dtype == tensor.dtype

@@ -63,7 +63,6 @@ def everything(out: Path) -> dict[str, Any]:
         found[f"{row.key}/rest"] = (row.status, row.num_examples, row.bytes, row.metrics, seen.cohort)
         found[f"{row.key}/truth"] = truth.read_used(row.round, row.attempt, row.client)
     state = ServerCheckpoint.read(out / "state")
-    assert state is not None
     found |= {f"state/{name}": t.numpy().tobytes() for name, t in state.arrays.items()}
     found |= {f"state/memory/{name}": t.numpy().tobytes() for name, t in state.memory.tensors.items()}
     found["state/rest"] = (state.round, state.generators, state.memory.values)
@@ -132,7 +131,7 @@ def test_a_run_killed_before_any_write_gives_the_same_results(uninterrupted: Any
 @pytest.mark.parametrize("fate", ["shared", "local"])
 def test_batch_norm_statistics_and_dropout_are_restored(fate: str, tmp_path: Path) -> None:
     """Batch-norm statistics, kept by the server or by the clients, and dropout are restored; only two clients are recorded."""
-    changes = {**WITH_CHANCE, "training": {**WITH_CHANCE["training"], "buffers": fate}, "record": {"clients": 2}}  # type: ignore[dict-item]
+    changes = {**WITH_CHANCE, "training": {**WITH_CHANCE["training"], "buffers": fate}, "record": {"clients": 2}}
     for name in ("one", "two"):
         assert finish(tmp_path / name, changes) == 0
     expected = everything(tmp_path / "one")

@@ -114,7 +114,7 @@ def run_unrecorded(run: FederationRun, strategy: type, **arguments: Any) -> list
     Replies are sorted by pseudonym, since floating-point sums depend on the order, and weights stay float32.
     """
 
-    class Plain(strategy):  # type: ignore[misc, valid-type]
+    class Plain(strategy):
         def aggregate_train(self, server_round: int, replies: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
             ordered = sorted(replies, key=lambda reply: str(reply.content["client"]["pseudonym"]))
             arrays, metrics = super().aggregate_train(server_round, ordered)
@@ -134,7 +134,7 @@ def run_unrecorded(run: FederationRun, strategy: type, **arguments: Any) -> list
     after: list[dict[str, Tensor]] = []
     initial = models.build(run.make_model_spec(), run.load_data().spec, seed=run.experiment.seed)
     Plain(fraction_evaluate=0.0, **arguments).start(
-        engine.LocalGrid(answer, run.experiment.clients.count),  # type: ignore[arg-type]
+        engine.LocalGrid(answer, run.experiment.clients.count),
         records.to_arrays(dict(initial.named_parameters())),
         num_rounds=run.experiment.rounds,
         train_config=ConfigRecord({"attempt": 1}),

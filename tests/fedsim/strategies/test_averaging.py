@@ -21,7 +21,7 @@ BUFFERS = frozenset({"bn.running_var", "bn.num_batches_tracked"})
 
 @pytest.fixture
 def grid() -> engine.LocalGrid:
-    return engine.LocalGrid(lambda message, context: message, 2)  # type: ignore[arg-type]
+    return engine.LocalGrid(lambda message, context: message, 2)
 
 
 def arrays(weight: float, variance: float, batches: int) -> ArrayRecord:
@@ -72,7 +72,7 @@ def test_without_buffers_the_strategy_is_unchanged(grid: engine.LocalGrid) -> No
                 Message(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": count})}), reply_to=message)
             )
         results.append(strategy.aggregate_train(1, answers)[0])
-    assert results[0]["w"].data == results[1]["w"].data  # type: ignore[index]
+    assert results[0]["w"].data == results[1]["w"].data
 
 
 def test_an_average_is_weighted_and_keeps_the_type() -> None:
@@ -116,7 +116,7 @@ def test_shared_statistics_are_the_mean_of_the_clients_statistics(federate: Any)
 
 
 def test_local_statistics_are_kept_by_the_client_and_not_sent(federate: Any) -> None:
-    training = {**BATCH_NORM["training"], "buffers": "local"}  # type: ignore[dict-item]
+    training = {**BATCH_NORM["training"], "buffers": "local"}
     run = federate(**{**BATCH_NORM, "training": training})
     recording, truth, data = Recording(run.out / "recording"), TruthReader(run.out / "truth"), run.load_data()
     model = models.build(run.make_model_spec(), data.spec)

@@ -44,7 +44,7 @@ def one_round(
     """Run one round in which clients send `updates` and `failed` more clients fail; return the weights by name."""
     count = len(updates) + failed
     begun = np.zeros(SIZE, np.float32) if start is None else start
-    grid: Any = engine.LocalGrid(lambda message, context: message, count)  # type: ignore[arg-type]
+    grid: Any = engine.LocalGrid(lambda message, context: message, count)
     messages = list(server.configure_train(number, make_weights(begun), ConfigRecord(), grid))
     for message in messages:
         message.metadata.__dict__["_message_id"] = "m"
@@ -178,7 +178,7 @@ def test_shared_statistics_are_averaged_by_examples_and_get_no_noise() -> None:
         return ArrayRecord({"w": Array(np.float32([weight])), "var": Array(np.float32([variance]))})
 
     server = Averaging(strategy(2, noise_multiplier=5.0, clipping_norm=1.0), frozenset({"var"}))
-    grid: Any = engine.LocalGrid(lambda message, context: message, 2)  # type: ignore[arg-type]
+    grid: Any = engine.LocalGrid(lambda message, context: message, 2)
     messages = list(server.configure_train(1, sent(0, 1), ConfigRecord(), grid))
     for message in messages:
         message.metadata.__dict__["_message_id"] = "m"
@@ -186,7 +186,7 @@ def test_shared_statistics_are_averaged_by_examples_and_get_no_noise() -> None:
         Message(RecordDict({"arrays": sent(1, variance), "metrics": MetricRecord({"num-examples": share})}), reply_to=message)
         for message, variance, share in zip(messages, (2.0, 6.0), (1, 3), strict=True)
     ]
-    after = records.to_tensors(server.aggregate_train(1, replies)[0])  # type: ignore[arg-type]
+    after = records.to_tensors(server.aggregate_train(1, replies)[0])
     assert after["var"] == 5.0
     assert after["w"] not in (0.0, 1.0)
 

@@ -1,6 +1,6 @@
 """Tests of clients that fail, are late or have no valid name: a row has the reason, and the round continues without them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -127,15 +127,21 @@ def test_a_round_in_which_nobody_answers_keeps_the_weights(federate: Federate, c
     assert metrics[0]["loss"] == metrics[1]["loss"]
 
 
-@pytest.mark.parametrize("name", ["../../../outside", "global", ".", "a/b", "x" * 200])
-def test_an_invalid_pseudonym_is_replaced_by_the_node_id(name: str, federate: Federate, clients: Any) -> None:
+def name_clients(clients: Any, partitions: Collection[int], name: str) -> None:
+    """Make the clients of these partitions send this pseudonym."""
+
     def between(app: Answer, message: Message, context: Any, round: int) -> Message:
         reply = app(message, context)
-        if context.node_config["partition-id"] == 1:
+        if context.node_config["partition-id"] in partitions:
             reply.content["client"] = ConfigRecord({"pseudonym": name})
         return reply
 
     clients(between)
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "global", ".", "a/b", "x" * 200])
+def test_an_invalid_pseudonym_is_replaced_by_the_node_id(name: str, federate: Federate, clients: Any) -> None:
+    name_clients(clients, {1}, name)
     run = federate(rounds=2)
     recording = Recording(run.out / "recording")
     assert len(list(recording.read_observations())) == 6
@@ -145,14 +151,7 @@ def test_an_invalid_pseudonym_is_replaced_by_the_node_id(name: str, federate: Fe
 
 def test_two_clients_with_one_pseudonym_get_different_names(federate: Federate, clients: Any) -> None:
     """Two clients share a pseudonym if a private folder is copied, which must not end the federation."""
-
-    def between(app: Answer, message: Message, context: Any, round: int) -> Message:
-        reply = app(message, context)
-        if context.node_config["partition-id"] != 1:
-            reply.content["client"] = ConfigRecord({"pseudonym": "same"})
-        return reply
-
-    clients(between)
+    name_clients(clients, {0, 2}, "same")
     recording = Recording(federate(rounds=2).out / "recording")
     for number in (1, 2):
         rows = recording.read_rows(rounds={number})

@@ -38,7 +38,7 @@ def row(number: int, *, smallest: int = 40, buffers: bool = False, **changes: An
 def test_no_example_is_used_more_often_than_the_accounts_say_and_the_first_of_each_epoch_is_as_often(
     how_long: dict[str, int], size: int, drop_last: bool
 ) -> None:
-    training = Training(learning_rate=0.1, batch_size=4, drop_last=drop_last, **how_long)  # type: ignore[arg-type]
+    training = Training(learning_rate=0.1, batch_size=4, drop_last=drop_last, **how_long)
     if drop_last and size < 4:
         pytest.skip("no batch at all")
     rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_no_example_is_used_more_often_than_the_accounts_say_and_the_first_of_ea
     for orders in (at_random, [np.arange(size)] * 50):
         cursor, used = Cursor(), []
         for _ in range(7):
-            chosen, cursor = draw_batches(cursor, size, training, lambda epoch, orders=orders: orders[epoch])  # type: ignore[misc]
+            chosen, cursor = draw_batches(cursor, size, training, lambda epoch, orders=orders: orders[epoch])
             assert len(chosen) == count_steps(training, size)
             used.append(Counter(int(i) for step in chosen for i in step))
         for first, last in combinations(range(8), 2):

@@ -182,11 +182,9 @@ def test_zeros_of_the_gradient_make_approximate_directions_exact() -> None:
     rows = torch.cat([seen.update["1.weight"], seen.update["1.bias"][:, None]], dim=1).double()
     forward = torch.cat([seen.weights["1.weight"], seen.weights["1.bias"][:, None]], dim=1).double()
     factors = factorise(rows, 12)
-    assert factors is not None
     true = torch.cat([DATA.normalise(x).flatten(1), torch.ones(12, 1)], dim=1).double()
     near = true + 0.03 * torch.randn(12, 12, generator=seeded(), dtype=torch.float64) @ true
     found = refine_directions(factors, near @ factors.basis.T, forward @ factors.basis.T, factors.basis[:, -1])
-    assert found is not None
     vectors = torch.linalg.inv(found.directions.q) @ factors.basis
     assert bool(found.replaced.all())
     assert measure(scale_images(near, DATA).float(), x).max() < 50

@@ -29,7 +29,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def cut(self, x: Tensor) -> Tensor:
-        return self.embed(x).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.embed(x).flatten(2).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = torch.cat([self.first.expand(len(x), -1, -1), self.cut(x)], dim=1) + self.positions
@@ -42,11 +42,11 @@ class WithLinearLayer(Transformer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(48, 24)  # type: ignore[assignment]
+        self.embed = nn.Linear(48, 24)
 
     def cut(self, x: Tensor) -> Tensor:
         patches = (2 * x - 1).unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 4, 5, 1).reshape(len(x), 6, 48)
-        return self.embed(patches)  # type: ignore[no-any-return]
+        return self.embed(patches)
 
 
 def attack(model: nn.Module, x: Tensor, *, claimed: int = 1, noise: float = 0.0) -> Reconstruction:

@@ -41,7 +41,6 @@ def test_the_calibration_file_and_the_code_agree() -> None:
     }  # fmt: skip
     for one in stated:
         own = find_curve(one["route"], is_image=one["data"] == "images")
-        assert own is not None
         assert set(own.features) <= known
         assert set(own.facts) <= set(FACT_WORDS)
         assert len(own.features) == len(own.weights) == len(own.low) == len(own.high)

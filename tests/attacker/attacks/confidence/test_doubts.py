@@ -71,7 +71,7 @@ def test_answers_to_signs_are_undecided_although_they_explain_all(sender: str) -
         cases.append(Case((seen,)))
     for image, found in zip(x, inverting_gradients(steps=600, give_up=0.0)(cases, rng=seeded()), strict=True):
         assert not bool((found.confidence >= 0.5).any())
-        if float(found.explained[0]) > 0.99:  # type: ignore[index]
+        if float(found.explained[0]) > 0.99:
             wrong += float((found.x.clamp(0, 1)[0] - image).square().mean()) > 0.009
             assert any("the signs of the gradient" in note for note in found.notes)
     assert wrong
@@ -132,7 +132,6 @@ def test_search_for_pixels_that_the_network_does_not_read_is_never_likely() -> N
     x, y = draw_smooth_images(1)
     seen = observe_steps((x, y), model=ModelSpec(name="columns-for-confidence"), data=DataSpec(shape=(3, 16, 16), num_classes=10))
     (found,) = cpl(steps=60)([Case((seen,))], rng=seeded())
-    assert found.explained is not None
     assert float(found.explained[0]) > 0.99
     assert float((found.x.clamp(0, 1) - x).square().mean()) > 0.05
     assert isnan(float(found.confidence[0]))
@@ -156,7 +155,6 @@ def test_a_grey_answer_which_the_gradient_does_not_determine_is_never_likely() -
     attack = inverting_gradients(steps=200, polish=0.0)
     seen = observe_steps((ring, torch.tensor([2])), model=model, data=data, weights=weights)
     (found,) = attack([Case((seen,))], rng=seeded())
-    assert found.explained is not None
     assert float(found.explained[0]) > 0.999
     assert float((found.x - ring).square().mean()) > 0.05
     assert isnan(float(found.confidence[0]))
@@ -266,7 +264,6 @@ def test_unlikely_rows_of_a_batch_are_undecided_if_the_gradient_is_explained(
         (x, y), model=ModelSpec(name="mlp", arguments={"hidden": (32,)}), data=DataSpec(shape=(12,), num_classes=3)
     )
     (found,) = attack([Case((seen,))], rng=seeded())
-    assert found.explained is not None
     assert (float(found.explained[0]) > 0.98) == (attack is not SHORT)
     assert isnan(float(found.confidence[0])) == undecided
     assert any("rows of a batch" in note for note in found.notes) == undecided
@@ -295,7 +292,6 @@ def test_table_rows_of_a_batch_that_explain_the_gradient_are_not_unlikely(steps:
     x, y = (0.5 + 0.4 * angles.sin()).flatten(1), torch.tensor([0, 2, 5])
     seen = observe_steps((x, y), model=ModelSpec(name="signals-for-confidence"), data=DataSpec(shape=(64,), num_classes=6))
     (found,) = inverting_gradients(steps=steps, tv=0.0, give_up=0.0, polish=0.0)([Case((seen,))], rng=seeded())
-    assert found.explained is not None
     assert (float(found.explained[0]) > 0.99) == explained
     right = bool(((found.x[:, None] - x[None]).abs().amax(dim=2).amin(dim=1) < 0.05).all())
     assert right == explained

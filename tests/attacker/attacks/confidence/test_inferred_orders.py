@@ -25,7 +25,6 @@ def test_likeness_is_that_of_the_nearest_image_with_the_same_label() -> None:
 @given(share=st.floats(0.05, 0.5), seed=st.integers(0, 9))
 def test_mixtures_of_images_with_equal_labels_are_more_alike_and_less_probable(share: float, seed: int) -> None:
     x, curve = torch.rand(3, 3, 8, 8, generator=seeded(seed)), find_curve(INFERRED_ORDER, is_image=True)
-    assert curve is not None
     mixed = torch.stack([(1 - share) * x[0] + share * x[1], share * x[0] + (1 - share) * x[1], x[2]])
     middle = {
         name: torch.full((3,), (low + high) / 2) for name, low, high in zip(curve.features, curve.low, curve.high, strict=True)

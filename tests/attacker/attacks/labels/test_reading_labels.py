@@ -38,7 +38,6 @@ def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
 def test_head_is_halfway_between_first_and_last_local_step(steps: int) -> None:
     observation = observe_steps(*batches(steps), model=MODEL, data=DATA, learning_rate=0.5)
     evidence = read_evidence(observation)
-    assert evidence.head is not None
     middle = observation.weights[evidence.weight] + (steps - 1) / (2 * steps) * observation.update[evidence.weight]
     torch.testing.assert_close(evidence.head.weight, middle)
     assert evidence.examples == 2 * steps
@@ -51,7 +50,6 @@ def test_head_is_halfway_between_first_and_last_local_step(steps: int) -> None:
 def test_head_of_a_defended_update_is_the_broadcast_one() -> None:
     observation = observe_steps(*batches(3), model=MODEL, data=DATA, defense="gaussian(0.1)")
     evidence = read_evidence(observation)
-    assert evidence.head is not None
     assert evidence.shortened
     assert torch.equal(evidence.head.weight, observation.weights[evidence.weight])
 

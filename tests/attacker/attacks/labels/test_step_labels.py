@@ -37,7 +37,6 @@ def list_labels(order: StepOrder, sizes: Sequence[int]) -> list[list[int]]:
 def test_labels_of_each_step_are_inferred(order: tuple[tuple[int, ...], ...], settings: dict[str, object]) -> None:
     seen = view(observe_batches(draw_images(4), LABELS, order, **settings))
     found = read_order(infer_labels, seen, 0, seen.model, seeded())
-    assert found is not None
     assert list_labels(found.order, (2, 2)) == [sorted(LABELS[list(step)].tolist()) for step in order]
     assert found.effect > 0.1
     assert read_labels(infer_labels, seen, 0, seen.model, seeded()).tolist() == [0, 1, 2, 3]

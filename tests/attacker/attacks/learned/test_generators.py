@@ -197,7 +197,6 @@ def test_latents_are_pulled_to_zero_by_their_prior(path: Path, case: Case) -> No
 
 def test_gradient_of_the_denoiser_term_is_what_the_denoiser_removes(tmp_path: Path) -> None:
     denoise = find_denoiser(str(write(tmp_path / "denoiser.safetensors", "denoiser")))
-    assert denoise is not None
     x = torch.rand(2, *DATA.shape, generator=seeded())
     found = grad(lambda x: measure_noise(x, denoise))(x)
     torch.testing.assert_close(found, (x - denoise(x)) / x.numel())

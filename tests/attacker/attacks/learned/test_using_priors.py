@@ -93,7 +93,6 @@ def test_equalize_divides_by_the_largest_value_and_spreads_each_channel() -> Non
     levels = torch.tensor([0.2, 0.4, 0.4, 0.8]).repeat_interleave(256).reshape(1, 1, 32, 32)
     x = torch.cat([levels, levels / 2, torch.zeros_like(levels)], dim=1)
     enhancer = find_enhancer("equalize")
-    assert enhancer is not None
     found = enhancer(torch.cat([x, torch.zeros_like(x)]))
     expected = torch.tensor([0, 85 / 255, 85 / 255, 1]).repeat_interleave(256).reshape(32, 32)
     torch.testing.assert_close(found[0], torch.stack([expected, expected, torch.zeros(32, 32)]))

@@ -204,7 +204,7 @@ def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="contain NaN or infinite values"):
         link([RoundDescription(1, torch.tensor([0]), torch.full((1, 3), torch.nan))], batch_size=1)
     with pytest.raises(ValueError, match="'assignment' or 'greedy', got 'best'"):
-        link([client.seen(1, [0])], batch_size=1, matching="best")  # type: ignore[arg-type]
+        link([client.seen(1, [0])], batch_size=1, matching="best")
 
 
 def test_many_short_passes_stay_apart_if_the_first_resembles_later_ones_less() -> None:

@@ -155,7 +155,7 @@ def test_exact_searches_on_if_the_closed_form_fits_the_noise(monkeypatch: pytest
 def test_table_rows_get_no_smoothness_prior() -> None:
     batch = (torch.rand(1, 12, generator=seeded()), torch.tensor([1]))
     model, data = ModelSpec(name="mlp", arguments={"hidden": [16]}), DataSpec(shape=(12,), num_classes=3)
-    case = Case((observe_steps(batch, model=model, data=data, defense="gaussian(0.002)"),))  # type: ignore[arg-type]
+    case = Case((observe_steps(batch, model=model, data=data, defense="gaussian(0.002)"),))
     assert CaseBatch(cpl(), [case]).scales.smoothing.tolist() == [0.0]
 
 

@@ -161,7 +161,7 @@ def test_total_variation_lowers_the_error_with_noise() -> None:
     "settings", [{"learning_rate": 0.01}, {"signed": True}, {"decoder": "bicubic4"}, {"feature_matching": 0.1}]
 )
 def test_early_limits_apply_only_with_the_settings_for_which_they_were_chosen(settings: dict[str, object]) -> None:
-    usual, other = inverting_gradients().search.stop, inverting_gradients(**settings).search.stop  # type: ignore[arg-type]
+    usual, other = inverting_gradients().search.stop, inverting_gradients(**settings).search.stop
     assert (usual.early, usual.stall) == (EARLY_LIMITS, INVERTING_STALL)
     assert (other.early, other.stall) == ((), None)
 
@@ -174,11 +174,8 @@ def test_a_case_without_a_usable_gradient_takes_no_closed_form_start_from_the_ot
     payload = encode({name: torch.full_like(t, value) for name, t in seen.update.items()})
     spoilt = Case((replace(seen, payload=payload),))
     start = cpl(closed_form_start=True).warm_start
-    assert start is not None
     whole, alone = start([*cases[:2], spoilt, cases[3]], seeded()), [start([case], seeded())[0] for case in cases]
     assert whole[2] is None
     for i in (0, 1, 3):
         own, expected = whole[i], alone[i]
-        assert own is not None
-        assert expected is not None
         assert torch.allclose(own.x, expected.x, rtol=0, atol=1e-9)

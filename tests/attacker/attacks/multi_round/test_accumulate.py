@@ -138,7 +138,6 @@ def test_errors_of_derivatives_by_outputs_are_excluded(monkeypatch) -> None:
     values, wrong = (SentEquations(rounds, labels, places, device="cpu") for labels in (right, right + error))
     change = wrong.compute_residual(at) - values.compute_residual(at)
     basis = values.find_output_errors(at)
-    assert basis is not None
     assert basis.shape == (values.count, 12 * 4)
     assert float(project_out(basis, change).norm()) < 1e-4 * float(change.norm())
     moved = values.compute_residual(at + 0.1) - values.compute_residual(at)

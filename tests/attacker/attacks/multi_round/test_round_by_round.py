@@ -11,8 +11,8 @@ from ordered_clients import check_progress, check_resumption, draw_images, measu
 
 from attacker.attacks import Case, agic
 from attacker.attacks.linking import Links
-from attacker.attacks.matching.gradient_matching import OrderSearch, PolishStart
 from attacker.attacks.matching.matching_run import MatchingRun
+from attacker.attacks.matching.polishing import OrderSearch, PolishStart
 from attacker.attacks.matching.saved_state import BestResult
 from attacker.attacks.matching.warm_starts import HeldExamples
 from attacker.attacks.multi_round import round_by_round

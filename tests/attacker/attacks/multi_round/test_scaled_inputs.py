@@ -120,9 +120,7 @@ def test_a_negative_scale_is_refused() -> None:
 
 def test_the_scaling_is_told_as_a_normalisation() -> None:
     layer = find_input_layer(make_spec(mean=(2.0,), std=(4.0,)), STATED)
-    assert layer is not None
     (x,) = draw_examples(1)[0]
     torch.testing.assert_close(layer.specify_input(STATED).normalise(x), (STATED.normalise(x) - 2) / 4)
     unscaled = find_input_layer(make_spec(), STATED)
-    assert unscaled is not None
     assert unscaled.specify_input(STATED) is STATED

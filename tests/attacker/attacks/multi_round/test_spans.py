@@ -256,7 +256,7 @@ def test_vectors_well_above_the_noise_outside_of_a_row_space_are_not_in_it() -> 
 
 def test_cost_of_recovery_grows_with_the_number_of_pairs_of_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row spaces are intersected once per pair of rounds that share examples, and further only where some are not known yet."""
-    order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]  # type: ignore[no-untyped-call]
+    order = [rows for seed in range(12) for rows in torch.randperm(12, generator=seeded(seed)).split(3)]
     case, x, _ = make_client(tuple(tuple(rows.tolist()) for rows in order), examples=12)
     spaces, calls, intersect_once = find_spaces(case), [0], intersections.intersect
 

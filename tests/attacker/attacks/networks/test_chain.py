@@ -215,20 +215,11 @@ def test_layers_state_their_shapes_kernels_and_activations() -> None:
     )
     first, second, third = assert_agreement(model, (2, 8, 8)).layers
     assert (first.weight, first.bias, second.weight, second.bias) == ("1.weight", None, "6.weight", "6.bias")
-    assert (first.inputs, first.product_inputs, first.product_outputs, first.outputs) == (
-        (2, 8, 8),
-        (2, 4, 4),
-        (4, 3, 2),
-        (4, 3, 1),
-    )
+    assert (first.inputs, first.product_inputs) == ((2, 8, 8), (2, 4, 4))
+    assert (first.product_outputs, first.outputs) == ((4, 3, 2), (4, 3, 1))
     assert (first.kernel, first.stride, first.padding, first.dilation) == ((3, 3), (2, 2), (2, 1), (1, 1))
-    assert (second.inputs, second.product_inputs, second.product_outputs, second.outputs, second.kernel) == (
-        (4, 3, 1),
-        (4,),
-        (6,),
-        (6,),
-        None,
-    )
+    assert (second.inputs, second.product_inputs, second.kernel) == ((4, 3, 1), (4,), None)
+    assert (second.product_outputs, second.outputs) == ((6,), (6,))
     assert (third.inputs, third.product_inputs, third.outputs) == ((6,), (6,), (2,))
     assert [layer.activation.name for layer in (first, second, third)] == ["tanh", "leaky_relu(0.1)", "identity"]
     assert [len(layer.before) for layer in (first, second, third)] == [1, 2, 1]

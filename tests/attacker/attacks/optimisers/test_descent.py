@@ -11,6 +11,7 @@ from attacker.attacks.optimisers.first_order import SGD, Adagrad, Adam, Optimise
 from attacker.attacks.optimisers.lbfgs import LBFGS
 from attacker.attacks.optimisers.stopping import MIN_GIVE_UP_STEPS, Stall, Stop
 
+Evaluate = Callable[[Tensor, dict[str, Tensor]], tuple[Tensor, Tensor]]
 TARGETS = torch.tensor([[0.0], [3.0], [-2.0], [5.0]])
 
 
@@ -20,8 +21,23 @@ def bowl(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return 2 * offset, offset.square().sum(dim=1)
 
 
+def replace_last(slope: float, compute: Callable[[Tensor], Tensor]) -> Evaluate:
+    """Return `bowl` with another slope, and with the losses `compute(z)`, for the last problem. z: (P,)."""
+
+    def evaluate(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        gradient, loss = bowl(z, per_problem)
+        last = per_problem["target"].flatten() == 5
+        return torch.where(last[:, None], slope, gradient), torch.where(last, compute(z.flatten()), loss)
+
+    return evaluate
+
+
+HALVED = replace_last(-1.0, lambda z: 7.0 - 3.5 * (z > 0.15))
+"""The loss of the last problem is 7, and 3.5 from the second iteration on; the others converge."""
+
+
 def search(
-    evaluate=bowl,
+    evaluate: Evaluate = bowl,
     *,
     steps: int = 400,
     stop: Stop | None = None,
@@ -95,46 +111,28 @@ def test_the_best_iterate_is_kept_when_the_search_runs_away() -> None:
 
 
 def test_a_plateau_ends_a_problem_after_its_patience() -> None:
-    def flat_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        gradient, loss = bowl(z, per_problem)
-        last = per_problem["target"].flatten() == 5
-        return torch.where(last[:, None], 0, gradient), torch.where(last, 7.0, loss)
-
-    found = search(flat_for_the_last, stop=Stop(patience=9), steps=200)
+    found = search(replace_last(0.0, lambda z: 7 + 0 * z), stop=Stop(patience=9), steps=200)
     assert found.iterations[3] == 9
     assert found.loss[3] == 7
 
 
 @pytest.mark.parametrize("give_up", [0.0, 0.25])
 def test_slow_problem_is_given_up_if_requested(give_up: float) -> None:
-    def slow_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Compute slopes and losses; that of the last problem starts at 7 and decreases by 0.05 per unit of z."""
-        gradient, loss = bowl(z, per_problem)
-        last = per_problem["target"].flatten() == 5
-        return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 0.05 * z.flatten(), loss)
-
-    stop = Stop(patience=400, give_up=give_up)
-    found = search(slow_for_the_last, stop=stop, steps=160, enough=-1.0)
+    slow, stop = replace_last(-1.0, lambda z: 7.0 - 0.05 * z), Stop(patience=400, give_up=give_up)
+    found = search(slow, stop=stop, steps=160, enough=-1.0)
     assert found.iterations == ([160] * 3 + [40] if give_up else [160] * 4)
     assert found.given_up == [False] * 3 + [give_up > 0]
     assert found.loss[3] < 7
     assert Minima.of(found.get_state()).given_up == found.given_up
-    short = search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
+    short = search(slow, stop=stop, steps=MIN_GIVE_UP_STEPS, enough=-1.0)
     assert short.given_up == [False] * 3 + [give_up > 0]
-    assert not any(search(slow_for_the_last, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
-
-
-def halved_for_the_last(z: Tensor, per_problem: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Compute slopes and losses; that of the last problem is 7, and 3.5 from the second iteration on; the others converge."""
-    gradient, loss = bowl(z, per_problem)
-    last = per_problem["target"].flatten() == 5
-    return torch.where(last[:, None], -1.0, gradient), torch.where(last, 7.0 - 3.5 * (z.flatten() > 0.15), loss)
+    assert not any(search(slow, stop=stop, steps=MIN_GIVE_UP_STEPS - 1, enough=-1.0).given_up)
 
 
 def test_early_limits_give_up_a_problem_before_the_share_of_the_steps() -> None:
     def count_iterations(*, give_up: float = 0.25, early: tuple[tuple[int, float], ...], **losses: float) -> list[int]:
         stop = Stop(patience=400, give_up=give_up, early=early)
-        found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, **losses)
+        found = search(HALVED, stop=stop, steps=160, enough=-1.0, **losses)
         assert found.given_up == [False] * 3 + [found.iterations[3] < 160]
         return found.iterations
 
@@ -170,7 +168,7 @@ def test_stalled_problem_is_given_up(
     test = Stall(**{"after": 10, "since": 5, "plain": 0.4, "fall": 0.9} | changed)
     stop = Stop(patience=400, give_up=others.pop("give_up", 0.1), hopeless=1.0, stall=test)
     at = None if plain is None else torch.full((4, 1), plain)
-    found = search(halved_for_the_last, stop=stop, steps=160, enough=-1.0, least=4.0, plain=at, **others)
+    found = search(HALVED, stop=stop, steps=160, enough=-1.0, least=4.0, plain=at, **others)
     assert found.iterations == [160] * 3 + [10 if stopped else 160]
     assert found.given_up == [False] * 3 + [stopped]
 

@@ -121,7 +121,6 @@ def test_surrogate_weights_are_those_between_the_sent_and_the_returned_ones(case
 def test_only_the_encoder_and_what_precedes_it_are_compared(case: Case) -> None:
     (view,) = CaseBatch(rog(), [case]).views
     found = view.bottleneck
-    assert found is not None
     assert found.encoder.endswith("bottleneck.encoder")
     later = set(view.weights) - found.compared
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in later} == {"decoder", "head"}

@@ -70,7 +70,6 @@ def test_true_masks_explain_the_update_and_the_start_is_without_dropout() -> Non
     assert unmasked > 0.1
     batch = CaseBatch(inverting_gradients(draws=True), [case])
     plain = CaseBatch(inverting_gradients(), [case]).views[0]
-    assert batch.draws is not None
     z = torch.cat([draw_images().flatten(), batch.draws.start()])
     (view,) = batch.views
     expected, found = (v.simulate(v.get_case(0), draw_images(), LABELS, z) for v in (plain, view))

@@ -175,7 +175,7 @@ def test_learning_rate_decays_with_the_round_within_limits() -> None:
 )
 def test_numbers_beyond_the_range_of_float32_are_refused(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"training\.{key} must be"):
-        Training(**{"learning_rate": 0.1, "batch_size": 1, "steps": 1, key: value})  # type: ignore[arg-type]
+        Training(**{"learning_rate": 0.1, "batch_size": 1, "steps": 1, key: value})
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from attacker.service.index.reconstruction_files import thin_curve
 def attack(name: str, *keys: tuple[str, str, tuple[int, ...]]) -> Source:
     cases = {key: CaseEntry(key, client, rounds, 1, "complete", "") for key, client, rounds in keys}
     facts = {"attack": "cpl", "spec": "cpl()", "seed": 0, "null": False, "oracles": (), "knows_defense": True}
-    return Source(name=name, cases=cases, **facts)  # type: ignore[arg-type]
+    return Source(name=name, cases=cases, **facts)
 
 
 def score(case: str, example: int, *, success: bool, rounds: tuple[int, ...] = (1,), state: CaseState = "done") -> ShownScore:

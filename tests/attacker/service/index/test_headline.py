@@ -57,7 +57,7 @@ def test_null_of_an_attack_has_its_arguments_and_seed() -> None:
     mine, null, other = attack(), attack("null", null=True), attack("other", null=True, seed=1)
     assert find_null(mine, [other, mine, null]) is null
     for changes in ({"knows_defense": False}, {"network_code": "ab12"}, {"attack_code": "ab12"}):
-        assert find_null(mine, [other, mine, replace(null, **changes)]) is None  # type: ignore[arg-type]
+        assert find_null(mine, [other, mine, replace(null, **changes)]) is None
     assert find_null(null, [mine, null]) is None
 
 
@@ -105,13 +105,8 @@ def test_headline_has_the_means_of_the_strongest_attack_and_its_null() -> None:
     verdicts = RunVerdicts({"cpl-1": VerdictSummary("recovered", "recovered: all")}, "CPL recovered all.", "cpl-1")
     scores = {"cpl-1": {"1-a": [score(0, psnr=30.0)]}, "null": {"1-a": [score(0, psnr=10.0)]}}
     headline = make_headline(ROWS, [attack(), attack("null", null=True)], scores, verdicts, truth=True, worst=[])
-    assert (headline["outcome"], headline["attack"], headline["examples"], headline["psnr"], headline["null_psnr"]) == (
-        "recovered",
-        "cpl-1",
-        1,
-        30.0,
-        10.0,
-    )
+    assert (headline["outcome"], headline["attack"], headline["examples"]) == ("recovered", "cpl-1", 1)
+    assert (headline["psnr"], headline["null_psnr"]) == (30.0, 10.0)
 
 
 def test_grid_cells_include_the_null() -> None:

@@ -29,7 +29,7 @@ def make_idle_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     made: list[IdleWorkers] = []
 
     def make(size: int = 1, **settings: object) -> IdleWorkers:
-        made.append(IdleWorkers(ServiceSettings(root=tmp_path, **settings), size, SimpleQueue()))  # type: ignore[arg-type]
+        made.append(IdleWorkers(ServiceSettings(root=tmp_path, **settings), size, SimpleQueue()))
         return made[-1]
 
     yield make

@@ -51,4 +51,4 @@ def gradient_of(model: nn.Module, x: Tensor, y: Tensor, loss: str = "cross_entro
 
 def recover(model: nn.Module, weights: Tensors, gradient: Tensors, examples: int | None, **settings: object) -> LinearAnswer:
     chain = read_chain(model, DATA.shape)
-    return recover_linear(chain, weights, gradient, examples, torch.Generator().manual_seed(0), **settings)  # type: ignore[arg-type]
+    return recover_linear(chain, weights, gradient, examples, torch.Generator().manual_seed(0), **settings)

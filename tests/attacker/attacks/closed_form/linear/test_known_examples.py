@@ -52,7 +52,6 @@ def test_what_is_left_is_the_gradient_of_the_other_examples(count: int) -> None:
     known = batch.locate(torch.cat([batch.x[:count] * 3, batch.x[-2:].mean(dim=0, keepdim=True)]))
     known = known[:count] if count == EXAMPLES else known
     found = find_remaining(batch.factors, known, batch.forward, batch.constant, find)
-    assert found is not None
     assert met == ([EXAMPLES - count] if count < EXAMPLES else [])
     assert float(found.agreement.min()) > 0.99
     assert measure_distance(found, batch) < 1e-4

@@ -78,7 +78,6 @@ def test_rank_and_noise_are_estimated_from_the_rows(noise: float) -> None:
     dead = ~d.any(dim=1)
     noisy = (rows + noise * draw(*rows.shape, seed=4)).float()
     factors = factorise(noisy)
-    assert factors is not None
     assert factors.rank == 5
     assert not factors.saturated
     assert not factors.live[dead].any()
@@ -96,7 +95,6 @@ def test_the_true_directions_agree_with_their_examples_and_a_mixture_does_not() 
     x, weight = torch.cat([draw(5, 29), torch.ones(5, 1, dtype=torch.float64)], dim=1), draw(200, 30, seed=5)
     d = draw(200, 5, seed=6) * (weight @ x.T > 0)
     factors = factorise((d @ x).float())
-    assert factors is not None
     forward, constant = weight @ factors.basis.T, factors.basis[:, -1]
     q = torch.linalg.inv(x @ factors.basis.T)
     assert float(measure_agreement(q, find_pattern(q, factors), forward, constant).min()) > 0.98

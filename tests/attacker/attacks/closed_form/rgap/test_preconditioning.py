@@ -58,7 +58,6 @@ def normal(system: LayerSystem, at: int, *, weights: bool) -> Tensor:
     W holds the equations of the layer's forward pass, K those of its weights' gradient.
     """
     one = system.select(slice(at, at + 1))
-    assert one.scale is not None
     one.scale = EquationValues(one.scale.weights * weights, one.scale.gradients)
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
     return torch.stack([one.adjoint(one.apply(x)).flatten() for x in unit], dim=1)
@@ -66,7 +65,7 @@ def normal(system: LayerSystem, at: int, *, weights: bool) -> Tensor:
 
 def as_matrix(inverse: object, system: LayerSystem, at: int) -> Tensor:
     unit = torch.eye(prod(system.layer.inputs), dtype=F64).reshape(-1, 1, *system.layer.inputs)
-    columns = [inverse(x.expand(len(system.k), *x.shape[1:]))[at].flatten() for x in unit]  # type: ignore[operator]
+    columns = [inverse(x.expand(len(system.k), *x.shape[1:]))[at].flatten() for x in unit]
     return torch.stack(columns, dim=1)
 
 
