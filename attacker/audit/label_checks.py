@@ -131,8 +131,8 @@ class _NamedLabel(NamedTuple):
 def _name_label(observation: Observation) -> _NamedLabel | None:
     """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy, or its signs.
 
-    The gradient p - y of the last layer's bias adds up to 0, and only the entry of the label y is negative. Unknown noise changes
-    the sum. Updates of Adam and signSGD hold its signs, of equal size (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too.
+    The gradient p - y of the last layer's bias adds up to 0, and only the entry of the label y is negative, after one local step
+    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold its signs, of equal size (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too.
     Of K random signs, exactly one is negative with the probability K / 2^K.
     """
     try:
@@ -157,6 +157,8 @@ def _estimate_counts(observation: Observation) -> Tensor:
             f"labels can only be counted if the client reports 1 to {MAX_EXAMPLES} examples, and this one reported {reported}"
         )
     model, seen, bias = _read_bias_gradient(observation)
+    if seen.steps > 1:
+        raise ValueError(f"labels can only be counted in updates of one local step, and this update is of {seen.steps} steps")
     state = seen.get_state(0)
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
@@ -167,7 +169,8 @@ def _estimate_counts(observation: Observation) -> Tensor:
 def _read_bias_gradient(observation: Observation) -> tuple[nn.Module, ObservedGradients, Tensor]:
     """Return the network, the observed gradient, and its part for the last layer's bias, (K,), or (1,) for one logit.
 
-    Raises ValueError if the update does not hold it: for sums of several clients, several local steps, and layers without a bias.
+    The gradient is that of all local steps together. Raises ValueError if the update does not hold it: for sums of several
+    clients, and layers without a bias.
     """
     if observation.client == SUM_CLIENT:
         raise ValueError(
@@ -175,8 +178,6 @@ def _read_bias_gradient(observation: Observation) -> tuple[nn.Module, ObservedGr
         )
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
-    if seen.steps > 1:
-        raise ValueError(f"labels can only be counted in updates of one local step, and this update is of {seen.steps} steps")
     _, bias = models.find_head(model, observation.data)
     if bias is None:
         raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")

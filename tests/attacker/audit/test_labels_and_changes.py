@@ -125,6 +125,19 @@ def test_labels_of_single_examples_are_named_by_signs_unless_chance_explains_the
     assert (isinstance(found, Finding) and f"in the first of them {classes - 1}." in found.evidence) is named
 
 
+def test_labels_of_single_examples_are_named_after_several_steps_on_them() -> None:
+    seen, labels = list[Observation](), [2, 0]
+    for seed, label in enumerate(labels):
+        x = torch.rand(1, 16, generator=torch.Generator().manual_seed(seed))
+        data, model = DataSpec(shape=(16,), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [8]})
+        steps = observe_steps(*[(x, torch.tensor([label]))] * 3, model=model, data=data)
+        seen.append(replace(steps, num_examples=1))
+    (found,) = check_labels(seen)
+    assert isinstance(found, Finding)
+    assert "2 of 2 updates" in found.evidence
+    assert "in the first of them 2." in found.evidence
+
+
 def test_labels_behind_undeclared_noise_are_not_named() -> None:
     noised = [observe_single(seed, 1, classes=2, noise=2.0) for seed in range(4)]
     signs = [observe_single(seed, 1, classes=10, noise=100.0, signs=True) for seed in range(8)]
