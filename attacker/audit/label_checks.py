@@ -121,7 +121,7 @@ def format_counts(counts: Sequence[int]) -> str:
 
 
 class _NamedLabel(NamedTuple):
-    """A label that an update names; what all entries do; and the probability that an update of noise, or of random signs, does."""
+    """A label that an update names, what all entries do, and the probability that noise or random signs do the same."""
 
     label: int
     pattern: str
@@ -132,8 +132,9 @@ def _name_label(observation: Observation) -> _NamedLabel | None:
     """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy, or its signs.
 
     The gradient p - y of the last layer's bias adds up to 0, and only the entry of the label y is negative, after one local step
-    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold its signs, of equal size (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too.
-    Of K random signs, exactly one is negative with the probability K / 2^K.
+    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold its signs, of equal size
+    (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too. Of K random signs, exactly one is negative
+    with the probability K / 2^K.
     """
     try:
         _, _, bias = _read_bias_gradient(observation)

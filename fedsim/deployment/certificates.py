@@ -76,8 +76,9 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
     Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
     hosts.
-    Raises ValueError if `days` is not between 1 and 825, if one of `hosts` is neither a host name nor an address, if the SuperLink's certificate must be signed and the authority's key is
-    missing, or if the authority's certificate is missing, but the authority's key or the SuperLink's certificate is there.
+    Raises ValueError if `days` is not between 1 and 825, if one of `hosts` is neither a host name nor an address, if the
+    SuperLink's certificate must be signed and the authority's key is missing, or if the authority's certificate is
+    missing, but the authority's key or the SuperLink's certificate is there.
     """
     if not 0 < days <= MAX_VALID_DAYS:
         raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")
