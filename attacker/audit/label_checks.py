@@ -1,11 +1,13 @@
 """Check whether the numbers of examples of each label can be read off the updates, without truth."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
+from attacker.attacks.confidence.evidence import MIN_EQUAL_SHARE
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import PROBE_COUNT
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
@@ -28,10 +30,9 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """Yield one result: a `Finding` if labels of single examples, or numbers of examples per label, can be read off updates.
 
     At most the first `MAX_UPDATES` updates are tested. It is a finding if more updates of one example name its label
-    (`_name_label`) than chance explains: a share of `MAX_ROW_SUM` of updates of noise do. Otherwise it is a finding if more
-    estimated numbers of examples of a label are near whole numbers than chance explains. The result is a `NotChecked` if no
-    update allows an estimate, or if there are too few estimates to show more than chance. In all other cases without a finding it
-    is `PassedCheck`.
+    (`_name_label`) than chance explains. Otherwise it is a finding if more estimated numbers of examples of a label are near
+    whole numbers than chance explains. The result is a `NotChecked` if no update allows an estimate, or if there are too few
+    estimates to show more than chance. In all other cases without a finding it is `PassedCheck`.
     For softmax cross-entropy, the gradient of the last layer's bias is the mean over examples of p minus the one-hot label, where
     the mean prediction p is estimated on random inputs. By chance, a share of 2 * `INTEGER_TOLERANCE` of all estimates is
     within this tolerance of a whole number. The estimates of an update sum to its number of examples, so that the estimate for
@@ -43,11 +44,12 @@ def check_labels(observations: Sequence[Observation]) -> Iterator[CheckResult]:
     """
     sampled = observations[:MAX_UPDATES]
     single = [_name_label(one) for one in sampled if one.num_examples == 1]
-    named = [label for label in single if label is not None]
-    if named and binom.sf(len(named) - 1, len(single), MAX_ROW_SUM) <= MAX_CHANCE:
+    named = [one for one in single if one is not None]
+    if named and binom.sf(len(named) - 1, len(single), max(one.chance for one in named)) <= MAX_CHANCE:
         yield _build_finding(
             f"In {len(named)} of {len(single)} updates of one example, one entry of the gradient of the last layer's bias is "
-            f"negative, and all entries add up to 0: that entry is of the example's label, in the first of them {named[0]}."
+            f"negative, and all entries {named[0].pattern}: that entry is of the example's label, in the first of them "
+            f"{named[0].label}."
         )
         return
     tested, reason, unread = [], "", 0
@@ -118,18 +120,33 @@ def format_counts(counts: Sequence[int]) -> str:
     return ", ".join(held[:MAX_LISTED]) + (", ..." if len(held) > MAX_LISTED else "")
 
 
-def _name_label(observation: Observation) -> int | None:
-    """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy.
+class _NamedLabel(NamedTuple):
+    """A label that an update names, what all entries do, and the probability that noise or random signs do the same."""
 
-    The gradient p - y of the last layer's bias then adds up to 0, and only the entry of the label y is negative. Unknown noise
-    changes the sum; shorter gradients and signs of two entries have the same label.
+    label: int
+    pattern: str
+    chance: float
+
+
+def _name_label(observation: Observation) -> _NamedLabel | None:
+    """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy, or its signs.
+
+    The gradient p - y of the last layer's bias adds up to 0, and only the entry of the label y is negative, after one local step
+    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold its signs, of equal size
+    (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too. Of K random signs, exactly one is negative
+    with the probability K / 2^K.
     """
     try:
         _, _, bias = _read_bias_gradient(observation)
     except ValueError:
         return None
-    is_softmax = len(bias) > 1 and bool(bias.isfinite().all()) and float(bias.sum().abs()) <= MAX_ROW_SUM * float(bias.norm())
-    return int(bias.argmin()) if is_softmax and int((bias < 0).sum()) == 1 else None
+    if len(bias) < 2 or not bias.isfinite().all() or int((bias < 0).sum()) != 1:
+        return None
+    if float(bias.sum().abs()) <= MAX_ROW_SUM * float(bias.norm()):
+        return _NamedLabel(int(bias.argmin()), "add up to 0", MAX_ROW_SUM)
+    if float((bias.abs() >= 0.99 * bias.abs().amax()).float().mean()) >= MIN_EQUAL_SHARE:
+        return _NamedLabel(int(bias.argmin()), "are of equal size", max(MAX_ROW_SUM, len(bias) / 2.0 ** len(bias)))
+    return None
 
 
 def _estimate_counts(observation: Observation) -> Tensor:
@@ -141,6 +158,8 @@ def _estimate_counts(observation: Observation) -> Tensor:
             f"labels can only be counted if the client reports 1 to {MAX_EXAMPLES} examples, and this one reported {reported}"
         )
     model, seen, bias = _read_bias_gradient(observation)
+    if seen.steps > 1:
+        raise ValueError(f"labels can only be counted in updates of one local step, and this update is of {seen.steps} steps")
     state = seen.get_state(0)
     with torch.no_grad():
         probes = draw_inputs(seen.data, PROBE_COUNT, torch.Generator().manual_seed(0))
@@ -151,7 +170,8 @@ def _estimate_counts(observation: Observation) -> Tensor:
 def _read_bias_gradient(observation: Observation) -> tuple[nn.Module, ObservedGradients, Tensor]:
     """Return the network, the observed gradient, and its part for the last layer's bias, (K,), or (1,) for one logit.
 
-    Raises ValueError if the update does not hold it: for sums of several clients, several local steps, and layers without a bias.
+    The gradient is that of all local steps together. Raises ValueError if the update does not hold it: for sums of several
+    clients, and layers without a bias.
     """
     if observation.client == SUM_CLIENT:
         raise ValueError(
@@ -159,8 +179,6 @@ def _read_bias_gradient(observation: Observation) -> tuple[nn.Module, ObservedGr
         )
     model = build_network(observation)
     seen = ObservedGradients([observation], model=model, device="cpu", knows_defense=False)
-    if seen.steps > 1:
-        raise ValueError(f"labels can only be counted in updates of one local step, and this update is of {seen.steps} steps")
     _, bias = models.find_head(model, observation.data)
     if bias is None:
         raise ValueError("labels can only be counted if the last layer has a bias, and this model's has none")

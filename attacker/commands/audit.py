@@ -228,7 +228,7 @@ def _print_plan(plan: Any) -> None:
             cost = (
                 f"at most {step.core_seconds:.0f} s of one core"
                 if step.core_seconds >= 0.5
-                else "in closed form, time not forecast"
+                else "less than a second of search; the time of closed forms is not forecast"
             )
             err.print(f"planned: {escape(who)}, {cost}")
 

@@ -166,6 +166,8 @@ def _describe_error(error: Exception) -> str:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         mend = f"; {ADVICE_BY_ERRNO[error.errno]}" if error.errno in ADVICE_BY_ERRNO else ""
         return f"{where}{error.strerror or os.strerror(error.errno)}{mend}"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        return "a path or an argument has letters that this locale cannot decode; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
     if isinstance(error, MemoryError):
         return f"there is not enough memory{': ' * bool(str(error))}{error}; attack fewer cases at once with --chunk"
     if isinstance(error, RecursionError):

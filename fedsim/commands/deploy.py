@@ -63,7 +63,13 @@ def split(
 
 
 def part(
-    data: Annotated[str, typer.Argument(help="Your data: npz:FILE, csv:FILE, imagefolder:FOLDER, or a data set by name.")],
+    data: Annotated[
+        str,
+        typer.Argument(
+            help="Your data: npz:FILE, csv:FILE, imagefolder:FOLDER, or a data set by name; with arguments as in "
+            "\"imagefolder(path='FOLDER', size=32)\"."
+        ),
+    ],
     public: Annotated[Path, typer.Option(help="The folder public/ of fedsim split, which describes the data.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write the client's part to.")],
 ) -> None:

@@ -73,9 +73,11 @@ def fit_to(data: Dataset, like: Dataset) -> Dataset:
             "data; load the same columns, and give the data set the same arguments ranges and categories at all parties"
         )
     if data.spec.shape != like.spec.shape:
+        channels, side = like.spec.shape[0], like.spec.shape[-1]
+        scaled = f", such as \"imagefolder(path='FOLDER', size={side}, channels={channels})\"" if like.spec.is_image else ""
         raise ValueError(
             f"{data.name}: examples have shape {data.spec.shape}, but those of {like.name}, the server's description of the "
-            f"data, have {like.spec.shape}; load your data in that shape"
+            f"data, have {like.spec.shape}; load your data in that shape{scaled}"
         )
     for examples in (data.train, data.test):
         if len(examples) and examples.labels.max() >= like.spec.num_classes:

@@ -1,6 +1,7 @@
 """TLS certificates of a SuperLink (Flower's relay between server and clients), and keys by which it recognises its clients."""
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from fedsim.recording.files import make_private, write_bytes
 
 DEFAULT_HOST_NAMES = ("superlink", "localhost", "127.0.0.1", "::1")
 """Names in every SuperLink's certificate: the name of its container, and names by which its own machine reaches it."""
+HOST_NAME = re.compile(r"(?=.{1,253}\Z)(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
+"""Names of at most 253 characters, with labels of at most 63 of them; the first label may be a wildcard."""
 MAX_VALID_DAYS = 825
 """Longest validity in days of a server's certificate that all systems accept."""
 
@@ -73,11 +76,13 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
 
     Existing certificates, with their keys, and an existing secret are kept. Delete `server.pem` to make a certificate for other
     hosts.
-    Raises ValueError if `days` is not between 1 and 825, if the SuperLink's certificate must be signed and the authority's key is
-    missing, or if the authority's certificate is missing, but the authority's key or the SuperLink's certificate is there.
+    Raises ValueError if `days` is not between 1 and 825, if one of `hosts` is neither a host name nor an address, if the
+    SuperLink's certificate must be signed and the authority's key is missing, or if the authority's certificate is
+    missing, but the authority's key or the SuperLink's certificate is there.
     """
     if not 0 < days <= MAX_VALID_DAYS:
         raise ValueError(f"days must be between 1 and {MAX_VALID_DAYS}, got {days}")
+    names = [_parse_host(host) for host in dict.fromkeys((*hosts, *DEFAULT_HOST_NAMES))]
     made = ServerFiles(make_private(root))
     for path in (made.authority, made.authority_key, made.certificate, made.secret):
         make_private(path.parent)
@@ -103,7 +108,7 @@ def make_server(root: Path, hosts: Sequence[str] = (), *, days: int = 365) -> Se
         authority = x509.load_pem_x509_certificate(made.authority.read_bytes())
         key = ec.generate_private_key(ec.SECP384R1())
         write_bytes(made.key, _to_pem(key))
-        signed = _make_certificate(key, signer, authority, (*hosts, *DEFAULT_HOST_NAMES), until)
+        signed = _make_certificate(key, signer, authority, names, until)
         write_bytes(made.certificate, signed.public_bytes(Encoding.PEM))
     if not made.secret.exists():
         write_bytes(made.secret, secrets.token_hex(32).encode())
@@ -161,13 +166,13 @@ def _make_certificate(
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
     authority: x509.Certificate,
-    hosts: Sequence[str],
+    names: Sequence[x509.GeneralName],
     until: datetime,
 ) -> x509.Certificate:
-    names = x509.SubjectAlternativeName([_parse_host(host) for host in dict.fromkeys(hosts)])
-    built = _begin_certificate(_make_name(hosts[0]), authority.subject, key, min(until, authority.not_valid_after_utc))
+    subject = _make_name("fedleak SuperLink")  # clients compare the alternative names alone
+    built = _begin_certificate(subject, authority.subject, key, min(until, authority.not_valid_after_utc))
     return (
-        built.add_extension(names, critical=False)
+        built.add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
@@ -184,7 +189,13 @@ def _begin_certificate(
 
 
 def _parse_host(host: str) -> x509.GeneralName:
+    """Return a host name or an address for a certificate. Raises ValueError if it is neither."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not HOST_NAME.fullmatch(host):
+            raise ValueError(
+                f"{host!r} is neither a host name nor an address of the SuperLink: write it as superlink.example.org or "
+                "192.0.2.10, without a port"
+            ) from None
         return x509.DNSName(host)

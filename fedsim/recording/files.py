@@ -6,6 +6,7 @@
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -92,6 +93,7 @@ def open_replacement(path: Path, *, below: Path | None = None, settle: bool = Tr
     """Open a temporary file for writing bytes within a `with` block. At the end it is flushed to disk and renamed to `path`.
 
     If the block raises an error, the file is removed, and `path` stays as it was. Only the owner can read the file.
+    Raises ValueError if `path` is a folder, a link, a device or another special file, such as /dev/null: it is not replaced.
 
     below:  folder below which symbolic links on the way to `path` are not followed; by default the folder of `path`.
     settle: whether to fsync the folder, too, so that the new file name survives a crash of the machine.
@@ -99,6 +101,8 @@ def open_replacement(path: Path, *, below: Path | None = None, settle: bool = Tr
     """
     beside = f".{path.name}.{os.getpid()}.partial"
     with name_errors(path), open_folder(path.parent, below=below) as folder:
+        if not path.name or not _is_replaceable(path.name, folder):
+            raise ValueError(f"{path} is a folder, a link or a device, which is not replaced; name another file")
         with suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=folder)
         descriptor = open_to_write(beside, folder, os.O_RDWR | os.O_EXCL, path.with_name(beside))
@@ -114,6 +118,14 @@ def open_replacement(path: Path, *, below: Path | None = None, settle: bool = Tr
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(beside, dir_fd=folder)
+
+
+def _is_replaceable(name: str, folder: int) -> bool:
+    """Return whether a name in the folder with this descriptor is free, or that of a regular file."""
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def flush(path: Path) -> None:

@@ -18,7 +18,7 @@ RECORDING_ENTRIES = frozenset({"manifest.json", "index.sqlite", "index.sqlite-jo
 RUN_ENTRIES = frozenset(
     {
         *("experiment.toml", "recording", "metrics.jsonl", "state", "clients", "truth"),
-        *("reconstructions", "scores.jsonl", "pairs", "report.html"),
+        *("reconstructions", "scores.jsonl", "growth.jsonl", "pairs", "report.html", "audit.html"),
     }
 )
 """Names of all files and folders that fedsim and attacker write into a run, besides partial files left by a crash."""

@@ -115,14 +115,15 @@ def parse_rounds(text: str) -> Rounds | None:
 def parse_clients(text: str) -> int | frozenset[str] | None:
     """Parse `"5"` into a number of clients, `"3f2a,77b0"` into a set of names, and `"all"` into None.
 
-    A text of digits only is a number if it has at most `COUNT_DIGITS` of them; a longer one is a node id, and so a name.
-    Raises ValueError for the number 0 and for invalid names.
+    A text of digits only, with or without a sign, is a number if it has at most `COUNT_DIGITS` of them; a longer one is a node
+    id, and so a name. Raises ValueError for numbers below 1 and for invalid names.
     """
     if text == "all":
         return None
-    if text.isdigit() and len(text) <= COUNT_DIGITS:
-        if not int(text):
-            raise ValueError("0 clients: give a number of clients, their names, or 'all'")
+    digits = text.removeprefix("-")
+    if digits.isdigit() and len(digits) <= COUNT_DIGITS:
+        if int(text) < 1:
+            raise ValueError(f"{text} clients: give a number of clients, their names, or 'all'")
         return int(text)
     names = frozenset(part.strip() for part in text.split(","))
     if wrong := sorted(name for name in names if not is_plain(name)):

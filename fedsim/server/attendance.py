@@ -53,7 +53,8 @@ def wait_for_all(grid: Grid, clients: int) -> None:
     while (nodes := len(list(grid.get_node_ids()))) < clients and monotonic() < deadline:
         sleep(POLL_SECONDS)
     if nodes != clients:
+        advice = "start the others and run again" if nodes < clients else "make them equal"
         raise ValueError(
-            f"the federation has {nodes} nodes and the experiment clients.count = {clients}; make them equal "
-            f'(with flwr run: --federation-config "num-supernodes={clients}")'
+            f"the federation has {nodes} nodes after {CONNECT_SECONDS} seconds at most, and the experiment clients.count = "
+            f'{clients}; {advice} (with flwr run: --federation-config "num-supernodes={clients}")'
         )

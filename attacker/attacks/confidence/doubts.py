@@ -36,6 +36,7 @@ MIN_EVALUATIONS, CONVERGED_MISFIT = 150, 10**-5.5
 """Smallest number of gradient evaluations of the kept start of a search whose answer may be likely, unless the share of the
 gradient's power that it leaves unexplained is at most CONVERGED_MISFIT. On the tuning part, curves that were fitted to longer
 searches gave most wrong answers of 40 to 100 evaluations probabilities of 0.7 to 0.96."""
+STOPPED = "the search was stopped before its end and had not converged; the calibration has only searches that ran to their end"
 MAX_UNLIKELY_ORDERED, MIN_LIKELY_ORDERED = 0.1, 0.9
 """Confidences between which an answer in an assumed order of the client's examples is undecided, unless its curve was fitted to
 such answers (route `INFERRED_ORDER`). Answers in a fixed order, to table rows and of several rounds were not calibrated."""
@@ -103,7 +104,8 @@ def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curv
     2. The gradient does not depend on so many pixels that their prior variance alone exceeds MAX_RECOVERED_MSE, or on some value
        of a table row. Nor was any answer of the calibration like this.
     3. Another step, which no box limits, would change a table row by more than MAX_ROW_STEP.
-    4. A search that does not start from a closed form ended after fewer than MIN_EVALUATIONS evaluations, and had not converged.
+    4. A search that does not start from a closed form ended after fewer than MIN_EVALUATIONS evaluations, or any search was
+       stopped, and had not converged (CONVERGED_MISFIT). The calibration has only searches that ran to their end.
     5. An image is nearly of one colour, and its mean posterior variance exceeds MAX_RECOVERED_MSE, or more than
        MAX_UNEXPLAINED_COLOUR of the gradient's power is unexplained. The curve takes smooth images for good ones, but a nearly
        constant image explains the gradient of some networks of sigmoids whatever the original is, and fills up batches of fewer
@@ -130,6 +132,8 @@ def list_search_doubts(found: SearchAnswer, route: str, unexplained: float, curv
             f"the search ended after {found.kept_evaluations} evaluations of the gradient and had not converged; with fewer than "
             f"{MIN_EVALUATIONS}, such answers are often wrong"
         )
+    if found.stopped and unexplained > CONVERGED_MISFIT:
+        yield Doubt(STOPPED)
     if data.is_image:
         undetermined = (curvature.error > MAX_RECOVERED_MSE) | (unexplained > MAX_UNEXPLAINED_COLOUR)
         one_colour = _is_one_colour(x)

@@ -80,6 +80,7 @@ class SearchAnswer:
     adaptive: whether clients state Adam or AdamW, whose updates hold little more than the signs of gradients.
     ordered: whether the answer rests on an assumed order in which the client used its examples in several local steps.
     inferred: whether this order was found by comparing simulated updates with the observed one.
+    stopped: whether the user or a time limit stopped the search before its end.
     until: time on the clock `perf_counter` after which the curvature of the gradient is not computed any further.
     """
 
@@ -98,6 +99,7 @@ class SearchAnswer:
     adaptive: bool = False
     ordered: bool = False
     inferred: bool = False
+    stopped: bool = False
     until: float = math.inf
 
 

@@ -57,7 +57,7 @@ def build_answer(
     assert best.z is not None
     assert best.labels is not None
     x, y = batch.decode_answer(i, best.z, best.labels)
-    judged = _judge(batch, i, best, fitted, rng, len(x), judged_until)
+    judged = _judge(batch, i, best, fitted, rng, len(x), judged_until, stopped=interrupted)
     return Reconstruction(
         case=case.key,
         x=x.cpu(),
@@ -111,20 +111,29 @@ def _note_enhancement(batch: CaseBatch) -> tuple[str, ...]:
 
 
 def _judge(
-    batch: CaseBatch, i: int, best: BestResult, fitted: FittedCase, rng: Generator, examples: int, until: float
+    batch: CaseBatch,
+    i: int,
+    best: BestResult,
+    fitted: FittedCase,
+    rng: Generator,
+    examples: int,
+    until: float,
+    *,
+    stopped: bool,
 ) -> ConfidenceEstimates:
     """Return the estimated probability that each example of the answer to case i is right, with the evidence for it.
 
-    For a null, the probability follows from the data and the number of examples alone. The best result of a search that was
-    interrupted is judged as that of a finished one. If this is interrupted as well, the confidence is undecided.
+    For a null, the probability follows from the data and the number of examples alone. If the estimate is interrupted, the
+    confidence is undecided.
     best: the best search result. fitted: as in `build_answer`. examples: number of examples of the answer. rng: its seed
-    determines random estimates. until: as `judged_until` of `build_answer`.
+    determines random estimates. until: as `judged_until` of `build_answer`. stopped: whether the search was interrupted.
     """
     if not batch.attack.sees_gradient:
         return judge_prior(examples, batch.data)
     route = "joint over rounds" if len(fitted[0].views) > 1 else _name_route(batch, best, fitted[0])
     try:
-        return judge_search(replace(_describe_search(batch, i, best, fitted, rng, examples), until=until), route)
+        found = replace(_describe_search(batch, i, best, fitted, rng, examples), until=until, stopped=stopped)
+        return judge_search(found, route)
     except KeyboardInterrupt:
         return replace(build_undecided(examples, "it was interrupted"), interrupted=True)
 

@@ -139,7 +139,7 @@ def _load_described(described: dict[str, Any], override: tuple[str, dict[str, An
     described: content of `dataset.json`. override: name and arguments of the user's data set; if it is of the same kind as the
     one in truth, arguments that the user did not give are taken from truth. beside: folder with one client's part of a data set,
     if any. It is read for the kind `part` if the folder that truth or the user names does not exist, as after copying the
-    client's files to another machine.
+    client's files to another machine. Raises FileNotFoundError, with advice, if the data set is not there.
     """
     name, arguments = described["name"], described["arguments"]
     if override:
@@ -150,4 +150,10 @@ def _load_described(described: dict[str, Any], override: tuple[str, dict[str, An
         return datasets.load("part", path=str(beside))
     # a name such as csv:PATH contains the first arguments itself
     positional_names = list(signature(datasets.DATASETS[kind]).parameters)[: len(list(filter(None, positional.split(","))))]
-    return datasets.load(name, **{key: value for key, value in arguments.items() if key not in positional_names})
+    try:
+        return datasets.load(name, **{key: value for key, value in arguments.items() if key not in positional_names})
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}; the clients used it under this name: run the command in the folder where the path is valid, or give "
+            f"attacker score the data set's new place, as in --data {kind}:PATH"
+        ) from None

@@ -15,7 +15,9 @@ from attacker.cli import app
 from attacker.commands import audit as command
 from attacker.commands.audit import EXIT_ABOVE_GRADE
 from attacker.replay.replay import Replay, ReplayResult
+from attacker.scoring.growth import GROWTH_FILE
 from fedsim.commands.console import EXIT_FAILURES
+from fedsim.commands.maintenance import delete
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,16 @@ def test_fail_above_does_not_pass_without_answers(
     assert f"moderate; {NO_ANSWER}" in result.stdout
     assert re.search(r"exact\(fallback='none'\) failed on (\d) of \1 updates?: ValueError: no", result.stdout)
     assert ("--fail-above cannot pass" in " ".join(result.stderr.split())) is (status == EXIT_FAILURES)
+
+
+def test_a_run_is_deleted_with_what_audit_and_scores_wrote(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_replay_shown", fail_always)
+    copied = shutil.copytree(run, tmp_path / "copied")
+    assert CliRunner().invoke(app, ["audit", str(copied), "--budget", "1s"]).exit_code == 0
+    assert (copied / "audit.html").exists()
+    (copied / GROWTH_FILE).touch()
+    delete(copied)
+    assert not copied.exists()
 
 
 def test_a_plan_that_fails_prints_no_finding(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

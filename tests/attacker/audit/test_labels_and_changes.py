@@ -91,8 +91,11 @@ def test_shares_of_an_example_are_no_label_counts(reported: int, named: bool) ->
     assert isinstance(next(iter(check_labels([one, one]))), Finding) is named
 
 
-def observe_single(seed: int, label: int, *, classes: int, noise: float = 0.0) -> Observation:
-    """An update of one example, from a network that is far from equal predictions, as after some training."""
+def observe_single(seed: int, label: int, *, classes: int, noise: float = 0.0, signs: bool = False) -> Observation:
+    """An update of one example, from a network that is far from equal predictions, as after some training.
+
+    signs: whether all entries are of equal size, as the first step of Adam makes them.
+    """
     data, spec = DataSpec(shape=(16,), num_classes=classes), ModelSpec(name="mlp", arguments={"hidden": [8]})
     model, rng = models.build(spec, data, seed=0), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -101,7 +104,8 @@ def observe_single(seed: int, label: int, *, classes: int, noise: float = 0.0) -
     loss = torch.nn.functional.cross_entropy(model(torch.rand(1, 16, generator=rng)), torch.tensor([label]))
     gradient = torch.autograd.grad(loss, list(model.parameters()))
     changed = [g + noise * float(g.square().mean().sqrt()) * torch.randn(g.shape, generator=rng) for g in gradient]
-    return observe(model, "cross_entropy", changed, shape=(16,), num_examples=1)
+    sent = [g.sign() for g in changed] if signs else changed
+    return observe(model, "cross_entropy", sent, shape=(16,), num_examples=1)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
@@ -114,9 +118,31 @@ def test_labels_of_single_examples_are_named_whatever_is_predicted(classes: int)
     assert not isinstance(alone, Finding) or "estimated numbers" in alone.evidence
 
 
+@pytest.mark.parametrize(("classes", "named"), [(2, True), (3, False), (10, True)])
+def test_labels_of_single_examples_are_named_by_signs_unless_chance_explains_them(classes: int, named: bool) -> None:
+    """Of three random signs, one alone is negative in three of eight cases, so that four updates show nothing."""
+    (found,) = check_labels([observe_single(seed, classes - 1, classes=classes, signs=True) for seed in range(4)])
+    assert (isinstance(found, Finding) and f"in the first of them {classes - 1}." in found.evidence) is named
+
+
+def test_labels_of_single_examples_are_named_after_several_steps_on_them() -> None:
+    seen, labels = list[Observation](), [2, 0]
+    for seed, label in enumerate(labels):
+        x = torch.rand(1, 16, generator=torch.Generator().manual_seed(seed))
+        data, model = DataSpec(shape=(16,), num_classes=10), ModelSpec(name="mlp", arguments={"hidden": [8]})
+        steps = observe_steps(*[(x, torch.tensor([label]))] * 3, model=model, data=data)
+        seen.append(replace(steps, num_examples=1))
+    (found,) = check_labels(seen)
+    assert isinstance(found, Finding)
+    assert "2 of 2 updates" in found.evidence
+    assert "in the first of them 2." in found.evidence
+
+
 def test_labels_behind_undeclared_noise_are_not_named() -> None:
-    (found,) = check_labels([observe_single(seed, 1, classes=2, noise=2.0) for seed in range(4)])
-    assert not isinstance(found, Finding)
+    noised = [observe_single(seed, 1, classes=2, noise=2.0) for seed in range(4)]
+    signs = [observe_single(seed, 1, classes=10, noise=100.0, signs=True) for seed in range(8)]
+    for (found,) in (check_labels(noised), check_labels(signs)):
+        assert not isinstance(found, Finding)
 
 
 @pytest.mark.parametrize("count", [2, 8])

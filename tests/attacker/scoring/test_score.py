@@ -22,6 +22,7 @@ from attacker.replay.results import write_failure
 from attacker.scoring import Scorer, ScoreRow, summarise
 from attacker.scoring.comparison import match_labels
 from attacker.scoring.rows import replace_rows
+from fedsim import data as datasets
 
 Federate = Callable[..., Path]
 
@@ -76,6 +77,9 @@ def test_category_is_the_largest_of_its_columns(federate_here: Federate, tmp_pat
     assert pair["columns"] == ["age", "work", "work", "work"]
     assert np.argmax(pair["original"][1:]) == np.argmax(pair["reconstruction"][1:])
     shutil.move(tmp_path / "people.csv", tmp_path / "moved.csv")
+    datasets._load.cache_clear()
+    with pytest.raises(FileNotFoundError, match=r"does not exist; .*, as in --data csv:PATH"):
+        Scorer(run, [run / "truth"])
     moved = Scorer(run, [run / "truth"], (f"csv:{tmp_path / 'moved.csv'}", {}))
     assert [row.mse for row in moved.score(done.folder)] == [row.mse for row in rows]
 

@@ -46,6 +46,7 @@ def _captured_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
         (NotADirectoryError(20, os.strerror(20), "a/b"), 2, "a/b: Not a directory; a part of this path is a file; name a folder"),
         (OSError(30, os.strerror(30), "a"), 1, "a: Read-only file system; choose a folder that can be written to"),
         (RecursionError("maximum recursion depth exceeded"), 1, "is nested too deeply"),
+        (UnicodeEncodeError("utf-8", "\udcc3", 0, 1, "surrogates not allowed"), 2, "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"),
         (MemoryError(), 1, "there is not enough memory; attack fewer cases at once with --chunk"),
         (sqlite3.OperationalError("disk I/O error"), 1, "disk I/O error; check it with fedsim verify"),
         (KeyboardInterrupt(), 130, "interrupted; half of it is there"),

@@ -142,6 +142,16 @@ def test_a_client_with_some_of_the_classes_numbers_them_as_the_others_do(tmp_pat
         splitting.write_own_part(write_pictures(tmp_path / "other", "cat", "eel"), tmp_path / "public", tmp_path / "part")
 
 
+def test_pictures_of_another_size_than_the_default_are_converted_as_the_error_says(tmp_path: Path) -> None:
+    folder = tmp_path / "all"
+    facts = datasets.load("imagefolder", path=write_pictures(folder, "ant", "cat").partition(":")[2], size=8)
+    parts.write_public(tmp_path / "public", facts, [10])
+    with pytest.raises(ValueError, match="load your data in that shape, such as") as refused:
+        splitting.write_own_part(f"imagefolder:{folder}", tmp_path / "public", tmp_path / "part")
+    advised = str(refused.value).split('"')[1].replace("FOLDER", str(folder))
+    assert splitting.write_own_part(advised, tmp_path / "public", tmp_path / "part") == 10
+
+
 @pytest.mark.parametrize(
     ("images", "labels", "words"),
     [

@@ -67,6 +67,17 @@ def test_a_certificate_names_the_given_hosts_and_is_valid_for_the_given_days(tmp
     certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made.authority.read_bytes()))
 
 
+def test_long_host_names_are_certified_and_what_is_no_host_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    name = f"{'a' * 60}.{'b' * 60}.example.org"
+    certificate = x509.load_pem_x509_certificate(make_server(tmp_path / "long", [name]).certificate.read_bytes())
+    alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert name in alternatives.get_values_for_type(x509.DNSName)
+    for wrong in ("", "bad host", "192.0.2.10:8000", "https://link.example.org", "10.0.0.0/24", "a..b", "x" * 64):
+        with pytest.raises(ValueError, match=r"neither a host name nor an address .* without a port"):
+            make_server(tmp_path / "wrong", [wrong])
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_existing_files_are_kept_and_a_new_certificate_has_the_same_authority(tmp_path: Path) -> None:
     made = make_server(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

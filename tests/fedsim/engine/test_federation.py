@@ -239,14 +239,14 @@ def test_each_client_keeps_its_own_defense_state_from_round_to_round(federate: F
 # --- refusals ---
 
 
-@pytest.mark.parametrize("connected", [2, 4])
+@pytest.mark.parametrize(("connected", "advice"), [(2, "start the others and run again"), (4, "make them equal")])
 def test_a_wrong_number_of_nodes_fails_at_once_with_advice(
-    connected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    connected: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.server.attendance.CONNECT_SECONDS", 0.0)
     run = FederationRun(experiment=make_tiny(), out=tmp_path / "run", device="cpu")
     began = time.monotonic()
-    with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; .*"num-supernodes=3"'):
+    with pytest.raises(EngineError, match=rf'{connected} nodes .* clients\.count = 3; {advice} .*"num-supernodes=3"'):
         engine.run_local(make_server_app(lambda _: run), make_client_app(lambda _: run), connected)
     assert time.monotonic() - began < 5
 

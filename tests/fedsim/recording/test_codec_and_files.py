@@ -121,6 +121,12 @@ def test_an_existing_folder_keeps_its_permissions(tmp_path: Path) -> None:
     assert mode(tmp_path / "shared") == 0o750
 
 
+def test_a_path_without_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^\. is a folder"):
+        files.write_bytes(Path(), b"page")
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_bytes(path, b"old")
@@ -130,6 +136,17 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path: Path
         raise RuntimeError("power cut")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
+def test_a_pipe_a_folder_or_a_link_is_not_replaced(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    """As for a report written to /dev/null by an administrator, who would replace the device by a file."""
+    make(tmp_path / "special")
+    before = os.lstat(tmp_path / "special")
+    with pytest.raises(ValueError, match=r"special is a folder, a link or a device, .*; name another file"):
+        files.write_bytes(tmp_path / "special", b"page")
+    assert os.lstat(tmp_path / "special") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["special"]
 
 
 def test_many_lines_are_added_at_once_and_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_clients_are_a_number_or_names(text: str, expected: Any) -> None:
     assert parse_clients(text) == expected
 
 
-@pytest.mark.parametrize("text", ["0", "", "../x", "a,,b", "global", "a b"])
+@pytest.mark.parametrize("text", ["0", "-4", "", "../x", "a,,b", "global", "a b"])
 def test_invalid_choices_of_clients_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="clients"):
         parse_clients(text)

@@ -46,6 +46,30 @@ def test_likely_answers_of_short_starts_are_undecided(
     assert any("evaluations of the gradient" in note for note in found.notes) != likely
 
 
+@pytest.mark.parametrize(("misfit", "likely"), [(1e-4, False), (1e-6, True)])
+def test_likely_answers_of_a_stopped_search_are_undecided_unless_it_had_converged(
+    misfit: float, likely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is stopped at three quarters of its iterations, as by Ctrl-C; the shares of the gradient are given."""
+
+    def call_likely(route: str, found: Any, explained: Tensor, data: DataSpec) -> estimates.ConfidenceEstimates:
+        return estimates.ConfidenceEstimates(torch.full_like(explained, 0.9), explained, found)
+
+    def stop_late(done: int, total: int, message: str) -> None:
+        if 4 * done >= 3 * total:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(estimates, "judge", call_likely)
+    monkeypatch.setattr(estimates, "compute_shares", lambda found: (torch.tensor(misfit), torch.tensor(0.0), 1000))
+    attack = inverting_gradients(steps=240, polish=0.0, give_up=0.0)
+    (found,) = attack([make_image_case(0)[0]], rng=seeded(), progress=stop_late)
+    (ended,) = attack([make_image_case(0)[0]], rng=seeded())
+    assert found.interrupted
+    assert (float(found.confidence[0]) >= 0.5) == likely
+    assert any("the search was stopped before its end" in note for note in found.notes) != likely
+    assert float(ended.confidence[0]) >= 0.5
+
+
 def train_otherwise(seen: Observation, x: Tensor, loss: Callable[[Tensor], Tensor]) -> Observation:
     """Return the observation with the update of one step on `loss`, a function of the logits, instead of the stated one."""
     weights = {name: w.clone().requires_grad_() for name, w in seen.weights.items()}
