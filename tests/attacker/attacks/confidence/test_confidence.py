@@ -80,12 +80,14 @@ def stop(done: int, total: int, message: str) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_search_that_was_interrupted_is_judged_by_its_best_result() -> None:
+def test_the_best_result_of_an_interrupted_search_is_unlikely_or_undecided() -> None:
+    """The first search is near the truth and has not converged, in which state wrong answers look as likely; the other is not."""
     case, x, _ = make_image_case(0)
     (found,) = inverting_gradients(steps=600, give_up=0.0)([case], rng=seeded(), progress=stop)
     assert found.interrupted
     assert float((found.x.clamp(0, 1) - x).square().mean()) < 0.009
-    assert float(found.confidence[0]) > 0.5
+    assert found.confidence.isnan().all()
+    assert any("stopped before its end" in note for note in found.notes)
     wrong, x, _ = make_image_case(1)
     (failed,) = inverting_gradients(steps=6, give_up=0.0)([wrong], rng=seeded(), progress=stop)
     assert failed.interrupted
