@@ -7,7 +7,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor, nn
 
-from attacker.attacks.confidence.evidence import MIN_EQUAL_SHARE
+from attacker.attacks.confidence.evidence import MIN_EQUAL_SHARE, count_equal
 from attacker.attacks.gradients.observed import ObservedGradients
 from attacker.attacks.labels.observed import PROBE_COUNT
 from attacker.attacks.labels.probes import compute_head_inputs, draw_inputs
@@ -132,8 +132,8 @@ def _name_label(observation: Observation) -> _NamedLabel | None:
     """Return the label of an update of one example; None if its gradient is not that of softmax cross-entropy, or its signs.
 
     The gradient p - y of the last layer's bias adds up to 0, and only the entry of the label y is negative, after one local step
-    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold its signs, of equal size
-    (`MIN_EQUAL_SHARE`); signs of two entries add up to 0, too. Of K random signs, exactly one is negative
+    on this example or several. Unknown noise changes the sum. Updates of Adam and signSGD hold the signs of this gradient, with
+    equal magnitudes (`MIN_EQUAL_SHARE`). The signs of two entries add up to 0, too. Of K random signs, exactly one is negative
     with the probability K / 2^K.
     """
     try:
@@ -144,7 +144,7 @@ def _name_label(observation: Observation) -> _NamedLabel | None:
         return None
     if float(bias.sum().abs()) <= MAX_ROW_SUM * float(bias.norm()):
         return _NamedLabel(int(bias.argmin()), "add up to 0", MAX_ROW_SUM)
-    if float((bias.abs() >= 0.99 * bias.abs().amax()).float().mean()) >= MIN_EQUAL_SHARE:
+    if count_equal(bias) >= MIN_EQUAL_SHARE * len(bias):
         return _NamedLabel(int(bias.argmin()), "are of equal size", max(MAX_ROW_SUM, len(bias) / 2.0 ** len(bias)))
     return None
 

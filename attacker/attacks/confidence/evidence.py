@@ -143,9 +143,15 @@ def holds_signs(found: SearchAnswer) -> bool:
     """
     equal, sent = 0, 0
     for gradient in (g for compared in found.compared for g in compared.observed.values()):
-        equal += int((gradient.abs() >= 0.99 * gradient.abs().amax().clamp(min=torch.finfo(gradient.dtype).tiny)).sum())
+        equal += count_equal(gradient)
         sent += int(gradient.count_nonzero())
     return found.adaptive or equal >= MIN_EQUAL_SHARE * max(sent, 1)
+
+
+def count_equal(gradient: Tensor) -> int:
+    """Return the number of nonzero entries whose magnitude is, within one per cent, the largest one of the tensor."""
+    size = gradient.abs()
+    return int((size >= 0.99 * size.amax().clamp(min=torch.finfo(size.dtype).tiny)).sum())
 
 
 def measure_curvature(found: SearchAnswer, variance: Tensor, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
